@@ -1,0 +1,17 @@
+"""Linear-attention vision backbones for the OpenMMLab tools.
+
+Importing this registers the backbones in mmengine's root registry and lets mmcv and mmengine work
+on current torch (see :mod:`l2vit_mm.compat`). Without mmengine, :mod:`l2vit_mm.ops` and
+:mod:`l2vit_mm.layers` still import.
+"""
+from importlib.util import find_spec
+
+from l2vit_mm.version import __version__
+
+if find_spec('mmengine'):
+    from l2vit_mm import registration  # noqa: F401
+    if find_spec('l2vit_mm.compat.mmcv_ops'):
+        from l2vit_mm import compat
+        compat.prepare()
+
+__all__ = ['__version__']

@@ -1,0 +1,226 @@
+"""What the hierarchical backbones have in common."""
+import inspect
+from collections.abc import Sequence
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from l2vit_mm.layers import TokenLayout
+
+
+def resolve_arch(arch: str | dict, arch_zoo: dict, optional: dict) -> dict:
+    """Looks an architecture up, or checks one of the user's own.
+
+    Args:
+        arch (str or dict): a name in ``arch_zoo``, or a dict with the same keys.
+        arch_zoo (dict): name to settings; every value has the keys that are required.
+        optional (dict): keys that may be left out, with their defaults.
+
+    Raises:
+        ValueError: if the name is unknown, a key is missing or unknown, or the stages' lists
+            differ in length.
+        TypeError: if ``arch`` is neither a string nor a dict.
+    """
+    if isinstance(arch, str):
+        if arch not in arch_zoo:
+            raise ValueError(f'arch is {arch!r}; accepted are {", ".join(arch_zoo)} or a dict')
+        return {**optional, **arch_zoo[arch]}
+    if not isinstance(arch, dict):
+        raise TypeError(f'arch is {arch!r}; accepted are {", ".join(arch_zoo)} or a dict')
+    required = next(iter(arch_zoo.values())).keys() - optional.keys()
+    if not required <= arch.keys() <= required | optional.keys():
+        raise ValueError(f'arch has the keys {sorted(arch)}; needed are {sorted(required)}, '
+                         f'accepted also {sorted(optional)}')
+    lengths = {key: len(arch[key]) for key in sorted(required)}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f'arch needs one entry a stage in each list, got lengths {lengths}')
+    return {**optional, **arch}
+
+
+class HierarchicalBackbone(BaseModule):
+    """A stem, stages of blocks with downsampling between them, and an output norm a stage.
+
+    A family's class sets ``stem`` (image to tokens and their layout), ``downsamples`` (one before
+    each stage but the first) and ``stages`` (lists of blocks, each called with tokens and their
+    layout), then calls :meth:`finish`.
+
+    Args:
+        in_channels (int): channels of the image.
+        out_indices (Sequence[int]): stages whose maps are returned.
+        frozen_stages (int): -1: nothing is frozen; 0: the stem; k: the stem, the first k stages
+            and the downsampling before them. Output norms are never frozen.
+        norm_eval (bool): keep BatchNorms in eval mode while training.
+        with_cp (bool): recompute blocks in backward instead of keeping their activations.
+        output_norm (bool): LayerNorm on each returned map.
+        pretrained (str, optional): deprecated, MM's old way to say
+            ``init_cfg=dict(type='Pretrained', checkpoint=pretrained)``.
+        init_cfg (dict, optional): as in MM.
+        unknown (dict): arguments that the family's class doesn't have; any is an error.
+    """
+
+    def __init__(self, *, in_channels: int, out_indices: Sequence[int], frozen_stages: int,
+                 norm_eval: bool, with_cp: bool, output_norm: bool, pretrained: str | None,
+                 init_cfg: dict | list | None, unknown: dict) -> None:
+        name = type(self).__name__
+        if unknown:
+            parameters = inspect.signature(type(self).__init__).parameters.values()
+            accepted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
+            raise TypeError(f'{name} got unknown arguments {", ".join(sorted(unknown))}; '
+                            f'accepted are {", ".join(accepted)}')
+        if pretrained is not None:
+            if init_cfg is not None:
+                raise ValueError(f'{name} got both pretrained={pretrained!r} and init_cfg; '
+                                 'accepted is one of them')
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
+        super().__init__(init_cfg=init_cfg)
+        self.in_channels = in_channels
+        self.out_indices = tuple(out_indices)
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+        self.output_norm = output_norm
+
+    def finish(self, channels: Sequence[int]) -> None:
+        """Adds output norms, checks stage numbers, initialises and freezes.
+
+        Args:
+            channels (Sequence[int]): channels of each stage.
+
+        Raises:
+            ValueError: if ``out_indices`` or ``frozen_stages`` name a stage that there is not.
+        """
+        count = len(self.stages)
+        if (not self.out_indices or len(set(self.out_indices)) < len(self.out_indices)
+                or any(index not in range(count) for index in self.out_indices)):
+            raise ValueError(f'out_indices is {self.out_indices}; accepted are different stages '
+                             f'from 0 to {count - 1}')
+        if self.frozen_stages not in range(-1, count + 1):
+            raise ValueError(f'frozen_stages is {self.frozen_stages!r}; accepted is -1 to {count}')
+        if self.output_norm:
+            for index in self.out_indices:
+                self.add_module(f'norm{index}', nn.LayerNorm(channels[index]))
+        self.apply(self.init_parameters)
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+        # MM calls train() before it trains; eval() first is also right for a model in use.
+        self.train(self.training)
+
+    @staticmethod
+    def init_parameters(module: nn.Module) -> None:
+        """Linear: truncated normal of 0.02; convolutions: Kaiming normal, fan-out; biases 0."""
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode='fan_out', nonlinearity='relu')
+        else:
+            return
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Images to feature maps.
+
+        Args:
+            x (Tensor): (B, in_channels, h, w), any h and w from 1.
+
+        Returns:
+            tuple[Tensor]: for each stage s of ``out_indices`` a contiguous
+            (B, C_s, ceil(h / stride_s), ceil(w / stride_s)), strides 4, 8, 16, 32.
+
+        Raises:
+            ValueError: if the shape is another.
+        """
+        if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
+            raise ValueError(f'x has shape {tuple(x.shape)}; accepted is '
+                             f'(B, {self.in_channels}, h >= 1, w >= 1)')
+        x, layout = self.stem(x)
+        outs = {}
+        for index, stage in enumerate(self.stages[:max(self.out_indices) + 1]):
+            if index:
+                x, layout = self.downsamples[index - 1](x, layout)
+            for block in stage:
+                x = self._run(block, x, layout)
+            if index in self.out_indices:
+                out = getattr(self, f'norm{index}')(x) if self.output_norm else x
+                outs[index] = layout.to_map(out).contiguous()
+        return tuple(outs[index] for index in self.out_indices)
+
+    def _run(self, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
+        if self.with_cp and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, layout, use_reentrant=False)
+        return block(x, layout)
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        if self.frozen_stages < 0:
+            return []
+        return [
+            self.stem, *self.stages[:self.frozen_stages],
+            *self.downsamples[:max(self.frozen_stages - 1, 0)]
+        ]
+
+    def train(self, mode: bool = True) -> 'HierarchicalBackbone':
+        """As torch's; frozen stages, and BatchNorms under ``norm_eval``, stay in eval mode."""
+        super().train(mode)
+        for module in self._frozen_modules():
+            module.eval()
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """The depth of a parameter, for layer-wise learning rates.
+
+        Args:
+            param_name (str): the parameter's name in the whole model.
+            prefix (str): what precedes the backbone's own names, ``'backbone.'`` say.
+
+        Returns:
+            tuple[int, int]: the depth (0 for the stem, then one a block; downsampling counts with
+            the block after it; output norms and whatever is not the backbone's come last), and
+            the number of depths.
+        """
+        depths = [len(stage) for stage in self.stages]
+        num_layers = sum(depths) + 2
+        if not param_name.startswith(prefix):
+            return num_layers - 1, num_layers
+        kind, *rest = param_name[len(prefix):].split('.')
+        if kind == 'stem':
+            return 0, num_layers
+        if kind == 'downsamples':
+            return sum(depths[:int(rest[0]) + 1]) + 1, num_layers
+        if kind == 'stages':
+            return sum(depths[:int(rest[0])]) + int(rest[1]) + 1, num_layers
+        return num_layers - 1, num_layers
+
+    @staticmethod
+    def rename_published(key: str) -> str | None:
+        """Our name for a published file's, itself for one of ours, None for what is dropped."""
+        return key
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+        # torch's and mmengine's loaders both come through here, before they look at the children.
+        own = self.state_dict()
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = self.rename_published(key[len(prefix):])
+            value = state_dict.pop(key)
+            # A file can have output norms of stages that are not returned here.
+            if name is None or (self._is_output_norm(name) and name not in own):
+                continue
+            # Published tables have extra axes of length 1.
+            if name in own and value.shape != own[name].shape and value.numel() == own[name].numel() \
+                    and [n for n in value.shape if n > 1] == [n for n in own[name].shape if n > 1]:
+                value = value.reshape(own[name].shape)
+            state_dict[prefix + name] = value
+        # And a classifier has none for the earlier stages: they keep what they are.
+        for name, value in own.items():
+            if self._is_output_norm(name):
+                state_dict.setdefault(prefix + name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _is_output_norm(self, name: str) -> bool:
+        return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

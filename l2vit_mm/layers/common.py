@@ -1,0 +1,143 @@
+"""Small modules that several backbones share."""
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.norm import build_batch_norm
+
+
+def depthwise_conv(channels: int, kernel_size: int) -> nn.Conv2d:
+    """A depthwise convolution that keeps the size of its (B, C, H, W) map."""
+    return nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
+
+
+def pad_to_multiple(feature_map: Tensor, divisor: int) -> Tensor:
+    """Zero-pads a (B, C, H, W) map right and bottom until H and W are multiples of a number."""
+    pad_h, pad_w = -feature_map.shape[-2] % divisor, -feature_map.shape[-1] % divisor
+    return F.pad(feature_map, (0, pad_w, 0, pad_h)) if pad_h or pad_w else feature_map
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole images.
+
+    Args:
+        drop_prob (float): the probability of dropping, 0 <= p < 1.
+    """
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C), kept images divided by 1 - p."""
+        if not self.training or self.drop_prob == 0.:
+            return x
+        keep = 1. - self.drop_prob
+        kept = x.new_empty(layout.batch).bernoulli_(keep).div_(keep)
+        return x * layout.per_image(kept)
+
+    def extra_repr(self) -> str:
+        return f'drop_prob={self.drop_prob:.3f}'
+
+
+class MLP(nn.Module):
+    """Linear, GELU, Linear on tokens (..., C).
+
+    Args:
+        channels (int): C.
+        ratio (float): width of the hidden layer over C.
+    """
+
+    def __init__(self, channels: int, ratio: float) -> None:
+        super().__init__()
+        hidden = int(channels * ratio)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class ConditionalPositionEncoding(nn.Module):
+    """x + DW3(x): positions from what surrounds a token (CPVT, arXiv 2102.10882).
+
+    Args:
+        channels (int): C.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = depthwise_conv(channels, 3)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        return x + layout.from_map(self.conv(layout.to_map(x)))
+
+
+class LocalConcentrationModule(nn.Module):
+    """DW7, GELU, BatchNorm, DW7: L2ViT's remedy for linear attention's dispersed weights
+    (arXiv 2501.16182).
+
+    Args:
+        channels (int): C.
+        norm_cfg (dict): config of the BatchNorm.
+    """
+
+    def __init__(self, channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        self.conv1 = depthwise_conv(channels, 7)
+        self.bn = build_batch_norm(norm_cfg, channels)
+        self.conv2 = depthwise_conv(channels, 7)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        feature_map = layout.to_map(x)
+        return layout.from_map(self.conv2(self.bn(F.gelu(self.conv1(feature_map)))))
+
+
+class ConvStem(nn.Module):
+    """Two 3x3 convolutions of stride 2 with BatchNorm, then LayerNorm: an image to tokens of
+    stride 4. Sizes are rounded up.
+
+    Args:
+        in_channels (int): channels of the image.
+        channels (int): C.
+        norm_cfg (dict): config of the BatchNorms.
+    """
+
+    def __init__(self, in_channels: int, channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels // 2, 3, stride=2, padding=1)
+        self.bn1 = build_batch_norm(norm_cfg, channels // 2)
+        self.conv2 = nn.Conv2d(channels // 2, channels, 3, stride=2, padding=1)
+        self.bn2 = build_batch_norm(norm_cfg, channels)
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, TokenLayout]:
+        """An image (B, in_channels, h, w) to tokens (..., C) of ceil(h / 4) x ceil(w / 4) maps."""
+        # Channels-last from here on: the copy is cheapest while there are three channels.
+        x = pad_to_multiple(image, 4).contiguous(memory_format=torch.channels_last)
+        x = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        layout = TokenLayout.of_map(x)
+        return self.norm(layout.from_map(x)), layout
+
+
+class Downsample(nn.Module):
+    """LayerNorm, then a 2x2 convolution of stride 2. Sizes are rounded up.
+
+    Args:
+        in_channels (int): channels before.
+        channels (int): channels after.
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(in_channels)
+        self.proj = nn.Conv2d(in_channels, channels, 2, stride=2)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+        """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
+        x = self.proj(pad_to_multiple(layout.to_map(self.norm(x)), 2))
+        layout = TokenLayout.of_map(x)
+        return layout.from_map(x), layout

@@ -1,0 +1,29 @@
+"""BatchNorms by MM's config names, without mmcv."""
+from torch import nn
+
+BATCH_NORMS = {
+    'BN': nn.BatchNorm2d,
+    'BN2d': nn.BatchNorm2d,
+    'SyncBN': nn.SyncBatchNorm,
+}
+
+
+def build_batch_norm(norm_cfg: dict, channels: int) -> nn.Module:
+    """Builds a BatchNorm over (B, C, H, W) maps.
+
+    Args:
+        norm_cfg (dict): as in MM: ``type`` (one of ``BATCH_NORMS``), ``requires_grad`` (default
+            True) and the arguments of the torch class (``eps``, ``momentum``, ...).
+        channels (int): C.
+
+    Raises:
+        ValueError: for another type.
+    """
+    cfg = dict(norm_cfg)
+    kind = cfg.pop('type', None)
+    if kind not in BATCH_NORMS:
+        raise ValueError(f'norm_cfg has type {kind!r}; accepted are {", ".join(BATCH_NORMS)}')
+    requires_grad = cfg.pop('requires_grad', True)
+    norm = BATCH_NORMS[kind](channels, **cfg)
+    norm.requires_grad_(requires_grad)
+    return norm
