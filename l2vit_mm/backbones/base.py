@@ -211,9 +211,8 @@ class HierarchicalBackbone(BaseModule):
             # A file can have output norms of stages that are not returned here.
             if name is None or (self._is_output_norm(name) and name not in own):
                 continue
-            # Published tables have extra axes of length 1.
-            if name in own and value.shape != own[name].shape and value.numel() == own[name].numel() \
-                    and [n for n in value.shape if n > 1] == [n for n in own[name].shape if n > 1]:
+            # Published parameters can have further axes of length 1.
+            if name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
             state_dict[prefix + name] = value
         # And a classifier has none for the earlier stages: they keep what they are.

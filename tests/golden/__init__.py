@@ -1,0 +1,56 @@
+"""Published figures and the recipe for the weights and images that they were computed with.
+
+A state-dict entry is drawn from its name and shape, in float64, then rounded to float32, so that
+two implementations get the same weights without a file of them.
+"""
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def load(name: str) -> dict:
+    """The figures of one family: model name -> params, keys (name -> shape) and runs."""
+    return json.loads((Path(__file__).parent / f'{name}.json').read_text())
+
+
+def _normal(key: str, shape: list[int]) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(zlib.crc32(key.encode()))).standard_normal(shape)
+
+
+def fill(key: str, shape: list[int]) -> Tensor:
+    """The value of a published state-dict entry."""
+    last = key.rpartition('.')[2]
+    if last == 'num_batches_tracked':
+        return torch.zeros(shape, dtype=torch.long)
+    n = np.asarray(_normal(key, shape))
+    if last == 'running_var':
+        n = np.exp(0.1 * n)
+    elif last == 'temperature':
+        n = 0.17 + 0.02 * n
+    elif last == 'weight':
+        n = n / np.sqrt(np.prod(shape[1:])) if n.ndim > 1 else 1 + 0.1 * n
+    else:
+        n = 0.1 * n
+    return torch.from_numpy(np.asarray(n)).float()
+
+
+def state_dict(model: dict) -> dict[str, Tensor]:
+    """A state dict under the published names."""
+    return {key: fill(key, shape) for key, shape in model['keys'].items()}
+
+
+def image(run: dict) -> Tensor:
+    """The image of a run, float32."""
+    return torch.from_numpy(_normal('image:' + run['image_key'], run['input'])).float()
+
+
+def error(out: Tensor, expected: dict) -> float:
+    """Largest deviation at the published positions over the output's standard deviation."""
+    assert list(out.shape) == expected['shape']
+    value = torch.tensor(expected['value'], dtype=torch.float64)
+    deviation = (out.detach().double().flatten()[expected['index']] - value).abs().max()
+    return deviation.item() / expected['std']
