@@ -2,8 +2,11 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
-from l2vit_mm.datasets.shapes import generate
+import cv2
+
+from l2vit_mm.datasets.shapes import draw, generate, render
 
 
 def parse_args() -> argparse.Namespace:
@@ -15,7 +18,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--force', action='store_true',
                         help='replace a shapes data set of other parameters')
+    parser.add_argument('--show-dir',
+                        help='also write the first 12 validation images here, beside the same '
+                        'with their annotations drawn in')
     return parser.parse_args()
+
+
+def show(folder: Path, seed: int, num: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(num):
+        picture = draw(*render(seed, index, 'validation'))
+        cv2.imwrite(str(folder / f'{index + 1:08d}.png'), picture[..., ::-1])
 
 
 def main() -> None:
@@ -23,6 +36,8 @@ def main() -> None:
     try:
         written = generate(args.root, args.num_train, args.num_val, args.seed, force=args.force,
                            workers=os.cpu_count() or 1)
+        if args.show_dir:
+            show(Path(args.show_dir), args.seed, min(12, args.num_val))
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     print(f'{args.root}: {args.num_train} training and {args.num_val} validation images, '

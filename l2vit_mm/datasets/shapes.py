@@ -25,7 +25,7 @@ SEG_CLASSES = ('background', *CLASSES)
 SEG_PALETTE = [(0, 0, 0), *PALETTE]
 SPLITS = ('training', 'validation')
 
-VERSION = 1  # raise it when the same parameters make other pixels: an older tree is then out of date
+VERSION = 1  # raise it when the same parameters give other pixels: older trees are then outdated
 MAX_OBJECTS = 6
 MIN_DIAMETER = 24  # pixels; the thinnest part of a class (the ring's band) is then 5 pixels
 MAX_DIAMETER = 0.65  # of the shorter side
@@ -146,7 +146,7 @@ def _near(rng: np.random.Generator, colour: np.ndarray, reach: float) -> np.ndar
 
 
 def _contrasting_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
-    """The first random colour that stands out from the pixels ``behind`` (N, 3), or the best of 12."""
+    """The first of 12 colours that stands out from the pixels ``behind`` (N, 3), or the best."""
     candidates = rng.uniform(0, 255, (12, 3)).astype(np.float32)
     distance = np.linalg.norm(candidates[:, None] - behind[None], axis=-1)
     contrast = np.quantile(distance, 0.25, axis=1)
@@ -169,12 +169,15 @@ def _add_distractors(rng: np.random.Generator, image: np.ndarray) -> None:
             across = np.array([-along[1], along[0]]) * rng.uniform(0.5, 1.5)
             along = along * rng.uniform(10, 60)
             contour = centre + [along + across, along - across, -along - across, across - along]
+            window, alpha = _coverage([contour], height, width)
+        elif kind == 1:
+            radii = rng.uniform(0.25, 1, (rng.integers(7, 12), 1)) * rng.uniform(6, 16)
+            window, alpha = _coverage([centre + _circle(1, len(radii)) * radii], height, width)
         else:
-            radii = rng.uniform(0.35, 1, (rng.integers(7, 12), 1)) * rng.uniform(6, 16)
-            contour = centre + _circle(1, len(radii)) * radii
-        window, alpha = _coverage([contour], height, width)
-        if kind == 2:
-            alpha = cv2.GaussianBlur(alpha, None, 3) if alpha.size else alpha
+            y, x = np.ogrid[:height, :width]
+            spread = 2 * rng.uniform(3, 9)**2
+            alpha = np.exp(((x - centre[0])**2 + (y - centre[1])**2).astype(np.float32) / -spread)
+            window = np.s_[:, :]
         _paint(image, window, alpha, _colour(rng))
 
 
@@ -218,6 +221,8 @@ def render(seed: int,
         each object its index in ``CLASSES`` and its visible pixels, bool (H, W), from the back to
         the front.
     """
+    if split not in SPLITS:
+        raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
     short = int(rng.integers(size[0], size[1] + 1))
     long = int(min(round(short * 2**rng.uniform(0, 1)), size[1] * 10 // 7))
@@ -251,10 +256,31 @@ def render(seed: int,
             break
 
     if rng.random() < 0.5:
-        image = cv2.GaussianBlur(image, None, rng.uniform(0.3, 0.9))
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 0.9))
     image += rng.uniform(0, 8) * rng.standard_normal(image.shape, np.float32)
     image = np.clip(np.round(image), 0, 255).astype(np.uint8)
     return image, [(label, owner == number) for number, label in enumerate(labels, 1)]
+
+
+def draw(image: np.ndarray, objects: list[tuple[int, np.ndarray]], scale: int = 2) -> np.ndarray:
+    """An enlarged image beside the same with outlines and class names, uint8 RGB."""
+    plain = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+    marked = plain.copy()
+    for label, mask in objects:
+        fine = cv2.resize(mask.astype(np.uint8), None, fx=scale, fy=scale,
+                          interpolation=cv2.INTER_NEAREST)
+        contours, _ = cv2.findContours(fine, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(marked, contours, -1, PALETTE[label], 1)
+    for label, mask in objects:
+        name = CLASSES[label]
+        (width, height), _ = cv2.getTextSize(name, cv2.FONT_HERSHEY_SIMPLEX, 0.4, 1)
+        y, x = (scale * np.argwhere(mask).mean(0)).astype(int)
+        x = int(np.clip(x - width // 2, 0, max(marked.shape[1] - width, 0)))
+        y = max(int(y), height + 2)
+        cv2.rectangle(marked, (x - 2, y - height - 3), (x + width + 2, y + 3), (0, 0, 0), -1)
+        cv2.putText(marked, name, (x, y), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1,
+                    cv2.LINE_AA)
+    return np.hstack([plain, marked])
 
 
 def _write_image(index: int, folder: Path, seed: int, split: str,
@@ -312,9 +338,9 @@ def _check(num_train: int, num_val: int, seed: int, size: tuple[int, int], worke
                                ('seed', seed, 0), ('workers', workers, 1)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f'{name} must be an integer of at least {least}, got {value!r}')
-    if len(size) != 2 or not 48 <= size[0] <= size[1]:
+    if np.shape(size) != (2,) or not 48 <= size[0] <= size[1]:
         raise ValueError('size must be the least and greatest shorter side in pixels, '
-                         f'48 <= least <= greatest, got {tuple(size)}')
+                         f'48 <= least <= greatest, got {size}')
 
 
 def generate(root: str | os.PathLike,
@@ -364,7 +390,7 @@ def generate(root: str | os.PathLike,
             raise FileExistsError(f'{root} holds shapes made with {found}, not {parameters}: '
                                   'give another root, or force to replace it')
     elif root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise FileExistsError(f'root must be a new or empty folder or a shapes data set, got {root}')
+        raise FileExistsError(f'root must be new, empty or a shapes data set, got {root}')
 
     folder = root.with_name(f'.{root.name}.{os.getpid()}')
     folder.mkdir(parents=True)
