@@ -26,12 +26,12 @@ SEG_PALETTE = [(0, 0, 0), *PALETTE]
 SPLITS = ('training', 'validation')
 
 VERSION = 1  # raise it when the same parameters give other pixels: older trees are then outdated
-MAX_OBJECTS = 6
-MIN_DIAMETER = 24  # pixels; the thinnest part of a class (the ring's band) is then 5 pixels
+MAX_OBJECTS = 5
+MIN_DIAMETER = 28  # pixels; the thinnest part of a class (the ring's band) is then 6 pixels
 MAX_DIAMETER = 0.65  # of the shorter side
-MIN_BOX = 14  # pixels, each side of the visible part
-MIN_VISIBLE = 0.25  # of the shape's whole area, the part beyond the image border included
-MIN_CONTRAST = 70  # Euclidean distance in RGB to the pixels behind (the quarter that is most alike)
+MIN_BOX = 16  # pixels, each side of the visible part
+MIN_VISIBLE = 0.5  # of the shape's whole area, the part beyond the image border included
+MIN_CONTRAST = 90  # Euclidean distance in RGB to the pixels behind (the quarter that is most alike)
 SUPERSAMPLING = 4
 
 
@@ -236,7 +236,7 @@ def render(seed: int,
     labels, areas = [], []
     for _ in range(rng.integers(1, MAX_OBJECTS + 1)):
         label = int(rng.integers(len(CLASSES)))
-        for _ in range(4):
+        for _ in range(8):
             contours = _place(rng, CLASSES[label], height, width)
             window, alpha = _coverage(contours, height, width)
             area = _polygon_area(contours[0]) - sum(map(_polygon_area, contours[1:]))
