@@ -1,0 +1,363 @@
+"""The functions of mmcv's compiled module `mmcv._ext`, by torchvision and PyTorch.
+
+Each has the parameters that `mmcv/ops/*.py` passes: results are written into the tensors that the
+caller allocated, and buffers for the scratch memory of mmcv's kernels are accepted and left alone.
+A name that is not defined here exists too (mmcv asserts that it does) and raises when it is called.
+
+CPU and CUDA run the same code. Half and bfloat16 inputs are computed in float32 and rounded once,
+which is at least as accurate as mmcv's kernels.
+"""
+from typing import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor
+
+# mmcv's kernels clamp probabilities to FLT_MIN before the logarithm, whatever their type.
+_FLT_MIN = torch.finfo(torch.float32).tiny
+
+
+def __getattr__(name: str) -> Callable:
+    if name.startswith('__'):  # what Python and pytest probe a module for
+        raise AttributeError(name)
+
+    def missing(*args, **kwargs):
+        raise NotImplementedError(
+            f'mmcv op {name!r} is not supplied by torchvision: it needs an mmcv with compiled ops '
+            '(docs/compat.md says how to build one)')
+
+    return missing
+
+
+def get_compiler_version() -> str:
+    return 'not compiled'
+
+
+def get_compiling_cuda_version() -> str:
+    return f'not compiled (operators of torchvision {torchvision.__version__})'
+
+
+def _wide(*tensors: Tensor):
+    """Half precision as float32, anything else as it is."""
+    wide = tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
+    return wide if len(wide) > 1 else wide[0]
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the kept boxes, best score first. A box is (x2 - x1 + offset) wide."""
+    boxes = _wide(boxes)
+    if offset:
+        boxes = torch.cat((boxes[:, :2], boxes[:, 2:] + offset), dim=1)
+    # mmcv holds the threshold as a float: an IoU of just float32(0.1) does not exceed 0.1
+    threshold = float(np.float32(iou_threshold))
+    return torch.ops.torchvision.nms(boxes, scores.to(boxes.dtype), threshold)
+
+
+def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
+            min_score: float, method: int, offset: int) -> Tensor:
+    """Soft NMS (Bodla et al. 2017) with mmcv's order and tie rules.
+
+    Args:
+        boxes: (N, 4), on the CPU.
+        scores: (N,), on the CPU.
+        dets: (N, 5), receives the kept boxes and their decayed scores in its first rows.
+        method: 0 naive, 1 linear, 2 gaussian.
+
+    Returns:
+        Tensor: indices of the kept boxes, in the order in which they were picked.
+    """
+    # columns x1, y1, x2, y2, score, area; numpy float32 rounds after each operation as C++ does
+    table = np.empty((len(boxes), 6), dtype=np.float32)
+    table[:, :4] = boxes.detach().float().numpy()
+    table[:, 4] = scores.detach().float().numpy()
+    offset = np.float32(offset)
+    table[:, 5] = (table[:, 2] - table[:, 0] + offset) * (table[:, 3] - table[:, 1] + offset)
+    iou_threshold, sigma, min_score = np.float32([iou_threshold, sigma, min_score])
+    order = np.arange(len(table))
+
+    picked = 0
+    while picked < len(table):
+        best = picked + int(table[picked:, 4].argmax())  # the first of equals
+        table[[picked, best]] = table[[best, picked]]
+        order[[picked, best]] = order[[best, picked]]
+        top, rest = table[picked], table[picked + 1:]
+        picked += 1
+
+        width = np.minimum(top[2], rest[:, 2]) - np.maximum(top[0], rest[:, 0]) + offset
+        height = np.minimum(top[3], rest[:, 3]) - np.maximum(top[1], rest[:, 1]) + offset
+        inter = np.maximum(width, 0) * np.maximum(height, 0)
+        with np.errstate(invalid='ignore', divide='ignore'):  # two empty boxes: 0 / 0
+            iou = inter / (top[5] + rest[:, 5] - inter)
+        if method == 2:
+            # exp in float64, rounded once: what a correctly rounded float32 exp gives
+            decay = np.exp((-(iou * iou) / sigma).astype(np.float64)).astype(np.float32)
+        else:
+            decay = np.where(iou >= iou_threshold, 1 - iou if method == 1 else np.float32(0),
+                             np.float32(1))
+        rest[:, 4] *= decay
+
+        # mmcv fills the place of a dropped box with the last of the list: the survivors beyond
+        # the new end move, last first, into the gaps before it
+        keep = ~(rest[:, 4] < min_score)
+        end = int(keep.sum())
+        gaps = picked + np.flatnonzero(~keep[:end])
+        movers = picked + end + np.flatnonzero(keep[end:])[::-1]
+        table[gaps], order[gaps] = table[movers], order[movers]
+        table, order = table[:picked + end], order[:picked + end]
+
+    dets[:len(table)] = torch.from_numpy(table[:, :5]).to(dets.dtype)
+    return torch.from_numpy(order)
+
+
+def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
+                      argmax_x: Tensor, aligned_height: int, aligned_width: int,
+                      spatial_scale: float, sampling_ratio: int, pool_mode: int,
+                      aligned: bool) -> None:
+    """RoIAlign of (B, C, H, W) at (K, 5) RoIs into (K, C, aligned_height, aligned_width).
+
+    Args:
+        pool_mode: 0 the largest of a bin's samples, 1 their average.
+        argmax_y, argmax_x: for pool_mode 0 the position of the largest sample, in pixels.
+    """
+    input, rois = _wide(input, rois)
+    if pool_mode == 1:
+        output.copy_(
+            torch.ops.torchvision.roi_align(input, rois, spatial_scale, aligned_height,
+                                            aligned_width, sampling_ratio, aligned))
+        return
+
+    shift = 0.5 if aligned else 0.0
+    for k, roi in enumerate(rois):
+        x1, y1, x2, y2 = roi[1:] * spatial_scale - shift
+        y, grid_h = _sample_positions(y1, y2, aligned_height, sampling_ratio, aligned)
+        x, grid_w = _sample_positions(x1, x2, aligned_width, sampling_ratio, aligned)
+        if grid_h * grid_w == 0:  # an empty RoI: mmcv leaves the value that its search starts from
+            output[k], argmax_y[k], argmax_x[k] = -10000, -1, -1
+            continue
+        # (PH, PW, grid_h * grid_w): the samples of a bin, row by row
+        shape = (aligned_height, aligned_width, grid_h, grid_w)
+        y = y.view(aligned_height, 1, grid_h, 1).expand(shape).flatten(2)
+        x = x.view(1, aligned_width, 1, grid_w).expand(shape).flatten(2)
+        image = input[int(roi[0])].flatten(1)  # (C, H * W)
+        value = sum(weight * image[:, index]
+                    for index, weight in _corners(y, x, *input.shape[2:]))
+        largest, which = value.max(dim=-1)  # the first of equals
+        found = largest > -10000
+        output[k] = largest.clamp(min=-10000)
+        for argmax, position in ((argmax_y, y), (argmax_x, x)):
+            position = position.expand_as(value).gather(-1, which[..., None])[..., 0]
+            argmax[k] = torch.where(found, position, -1)
+
+
+def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
+                       grad_input: Tensor, aligned_height: int, aligned_width: int,
+                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
+                       aligned: bool) -> None:
+    """Gradient of `roi_align_forward` for its input, into grad_input (B, C, H, W) of zeros."""
+    grad_output, rois = _wide(grad_output, rois)
+    if pool_mode == 1:
+        grad_input.copy_(
+            torch.ops.torchvision._roi_align_backward(grad_output, rois, spatial_scale,
+                                                      aligned_height, aligned_width,
+                                                      *grad_input.shape, sampling_ratio, aligned))
+        return
+
+    channels, height, width = grad_input.shape[1:]
+    y, x = _wide(argmax_y, argmax_x)
+    plane = rois[:, 0].long().view(-1, 1) * channels + torch.arange(channels, device=rois.device)
+    start = (plane * (height * width)).view(*plane.shape, 1, 1)  # of each (RoI, channel) in memory
+    total = grad_output.new_zeros(grad_input.numel())
+    grad_output = torch.where(y == -1, 0, grad_output)
+    for index, weight in _corners(y, x, height, width):
+        total.index_add_(0, (start + index).flatten(), (grad_output * weight).flatten())
+    grad_input.copy_(total.view_as(grad_input))
+
+
+def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int, aligned: bool):
+    """Positions (bins, grid) of the samples along one side of a RoI, and grid."""
+    length = high - low
+    if not aligned:
+        length = length.clamp(min=1)
+    size = length / bins
+    grid = sampling_ratio if sampling_ratio > 0 else int(torch.ceil(size))
+    bin_start = low + torch.arange(bins, dtype=low.dtype, device=low.device) * size
+    within = (torch.arange(grid, dtype=low.dtype, device=low.device) + 0.5) * size / max(grid, 1)
+    return bin_start[:, None] + within, grid
+
+
+def _corners(y: Tensor, x: Tensor, height: int, width: int):
+    """Flat index and bilinear weight of the four pixels around each position.
+
+    A position more than one pixel outside the map has weight 0, one nearer is moved to the border.
+    """
+    inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
+    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    y_low, x_low = y.long(), x.long()
+    y_high, x_high = (y_low + 1).clamp(max=height - 1), (x_low + 1).clamp(max=width - 1)
+    ly, lx = y - y_low, x - x_low
+    hy, hx = 1 - ly, 1 - lx
+    for row, column, weight in ((y_low, x_low, hy * hx), (y_low, x_high, hy * lx),
+                                (y_high, x_low, ly * hx), (y_high, x_high, ly * lx)):
+        yield row * width + column, torch.where(inside, weight, 0)
+
+
+def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: Tensor,
+                        columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
+                        padW: int, padH: int, dilationW: int, dilationH: int, group: int,
+                        deformable_group: int, im2col_step: int) -> None:
+    """Deformable convolution (Dai et al. 2017): no modulation, no bias."""
+    _deform_conv(output, input, weight, offset, None, None,
+                 (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+
+
+def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
+                               gradInput: Tensor, gradOffset: Tensor, weight: Tensor,
+                               columns: Tensor, kW: int, kH: int, dW: int, dH: int, padW: int,
+                               padH: int, dilationW: int, dilationH: int, group: int,
+                               deformable_group: int, im2col_step: int) -> None:
+    grads = _deform_conv_backward(
+        gradOutput, input, weight, offset, None, None,
+        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+    gradInput.copy_(grads[0])
+    gradOffset.copy_(grads[2])
+
+
+def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
+                                    gradWeight: Tensor, columns: Tensor, ones: Tensor, kW: int,
+                                    kH: int, dW: int, dH: int, padW: int, padH: int,
+                                    dilationW: int, dilationH: int, group: int,
+                                    deformable_group: int, scale: float,
+                                    im2col_step: int) -> None:
+    kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # its own gradient does not depend on it
+    grads = _deform_conv_backward(
+        gradOutput, input, kernel, offset, None, None,
+        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+    gradWeight.copy_(scale * grads[1])
+
+
+def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
+                                  offset: Tensor, mask: Tensor, output: Tensor, columns: Tensor,
+                                  kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
+                                  pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+                                  group: int, deformable_group: int, with_bias: bool) -> None:
+    """Modulated deformable convolution (Zhu et al. 2019)."""
+    _deform_conv(output, input, weight, offset, mask, bias if with_bias else None,
+                 (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group,
+                  deformable_group))
+
+
+def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
+                                   offset: Tensor, mask: Tensor, columns: Tensor,
+                                   grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor,
+                                   grad_offset: Tensor, grad_mask: Tensor, grad_output: Tensor,
+                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
+                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+                                   group: int, deformable_group: int, with_bias: bool) -> None:
+    grads = _deform_conv_backward(
+        grad_output, input, weight, offset, mask, bias if with_bias else None,
+        (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group))
+    for target, grad in zip((grad_input, grad_weight, grad_offset, grad_mask), grads):
+        target.copy_(grad)
+    if with_bias:
+        grad_bias.copy_(grads[4])
+
+
+def _deform_conv(output: Tensor, *args) -> None:
+    output.copy_(torch.ops.torchvision.deform_conv2d(*_deform_conv_arguments(*args)))
+
+
+def _deform_conv_backward(grad_output: Tensor, *args):
+    """Gradients of input, weight, offset, mask and bias."""
+    return torch.ops.torchvision._deform_conv2d_backward(
+        _wide(grad_output), *_deform_conv_arguments(*args))
+
+
+def _deform_conv_arguments(input, weight, offset, mask, bias, geometry):
+    """torchvision's operator has no optional tensors: it wants fillers and a flag."""
+    use_mask = mask is not None
+    if mask is None:
+        mask = input.new_zeros(len(input), 1)
+    if bias is None:
+        bias = input.new_zeros(len(weight))
+    return (*_wide(input, weight, offset, mask, bias), *geometry, use_mask)
+
+
+def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
+                               gamma: float, alpha: float) -> None:
+    """Focal loss (Lin et al. 2017, eq. 5) of (N, C) logits, one value an element.
+
+    Args:
+        target: (N,), the class of a row; C means background.
+        weight: (C,) weight of a class, or empty. Rows of background have weight 1.
+    """
+    p, positive, class_weight = _focal_loss_terms(input, target, weight)
+    loss = torch.where(positive, -alpha * (1 - p).pow(gamma) * p.clamp(min=_FLT_MIN).log(),
+                       -(1 - alpha) * p.pow(gamma) * (1 - p).clamp(min=_FLT_MIN).log())
+    output.copy_(loss * class_weight)
+
+
+def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor,
+                                gamma: float, alpha: float) -> None:
+    """Derivative of `sigmoid_focal_loss_forward` for its input, an element."""
+    p, positive, class_weight = _focal_loss_terms(input, target, weight)
+    log_p, log_q = p.clamp(min=_FLT_MIN).log(), (1 - p).clamp(min=_FLT_MIN).log()
+    grad = torch.where(positive, -alpha * (1 - p).pow(gamma) * (1 - p - gamma * p * log_p),
+                       -(1 - alpha) * p.pow(gamma) * (gamma * (1 - p) * log_q - p))
+    grad_input.copy_(grad * class_weight)
+
+
+def _focal_loss_terms(input: Tensor, target: Tensor, weight: Tensor):
+    """Probability (N, C), whether the element is its row's class (N, C), weight (N, 1) or 1."""
+    p = _wide(input).sigmoid()
+    positive = target[:, None] == torch.arange(input.shape[1], device=target.device)
+    if weight.numel() == 0:
+        return p, positive, 1
+    weight = torch.cat((_wide(weight), weight.new_ones(1)))  # the last one for background
+    return p, positive, weight[target, None]
+
+
+def ms_deform_attn_forward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
+                           sampling_loc: Tensor, attn_weight: Tensor, im2col_step: int) -> Tensor:
+    """Multi-scale deformable attention (Zhu et al. 2021, eq. 3), before the output projection.
+
+    Args:
+        value: (B, sum of H * W over the levels, heads, D).
+        spatial_shapes: (L, 2), height and width of a level.
+        sampling_loc: (B, Q, heads, L, P, 2), x and y in [0, 1] over the level's map.
+        attn_weight: (B, Q, heads, L, P).
+
+    Returns:
+        Tensor: (B, Q, heads * D), in value's type.
+    """
+    return _ms_deform_attn(*_wide(value, sampling_loc, attn_weight), spatial_shapes).to(value.dtype)
+
+
+def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
+                            sampling_loc: Tensor, attn_weight: Tensor, grad_output: Tensor,
+                            grad_value: Tensor, grad_sampling_loc: Tensor,
+                            grad_attn_weight: Tensor, im2col_step: int) -> None:
+    with torch.enable_grad():
+        inputs = [t.detach().requires_grad_() for t in _wide(value, sampling_loc, attn_weight)]
+        output = _ms_deform_attn(*inputs, spatial_shapes)
+    grads = torch.autograd.grad(output, inputs, grad_output.to(output.dtype))
+    for target, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads):
+        target.copy_(grad)
+
+
+def _ms_deform_attn(value: Tensor, sampling_loc: Tensor, attn_weight: Tensor,
+                    spatial_shapes: Tensor) -> Tensor:
+    batch, _, heads, dim = value.shape
+    queries = sampling_loc.shape[1]
+    shapes = spatial_shapes.tolist()
+    # a head is an image of its own to grid_sample, whose corners of the map are -1 and 1
+    maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in shapes], dim=-1)
+    grids = (2 * sampling_loc - 1).transpose(1, 2).flatten(0, 1)  # (B * heads, Q, L, P, 2)
+    weights = attn_weight.transpose(1, 2).flatten(0, 1)  # (B * heads, Q, L, P)
+    output = value.new_zeros(batch * heads, dim, queries)
+    for level, (height, width) in enumerate(shapes):
+        samples = F.grid_sample(maps[level].unflatten(-1, (height, width)), grids[:, :, level],
+                                mode='bilinear', padding_mode='zeros', align_corners=False)
+        output = output + (samples * weights[:, None, :, level]).sum(-1)
+    return output.view(batch, heads * dim, queries).transpose(1, 2).contiguous()
