@@ -9,9 +9,7 @@ from importlib.util import find_spec
 from l2vit_mm.version import __version__
 
 if find_spec('mmengine'):
-    from l2vit_mm import registration  # noqa: F401
-    if find_spec('l2vit_mm.compat.mmcv_ops'):
-        from l2vit_mm import compat
-        compat.prepare()
+    from l2vit_mm import compat, registration  # noqa: F401
+    compat.prepare()
 
 __all__ = ['__version__']

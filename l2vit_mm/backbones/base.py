@@ -82,6 +82,7 @@ class HierarchicalBackbone(BaseModule):
         self.norm_eval = norm_eval
         self.with_cp = with_cp
         self.output_norm = output_norm
+        self._initialising = False
 
     def finish(self, channels: Sequence[int]) -> None:
         """Adds output norms, checks stage numbers, initialises and freezes.
@@ -105,8 +106,7 @@ class HierarchicalBackbone(BaseModule):
         self.apply(self.init_parameters)
         for module in self._frozen_modules():
             module.requires_grad_(False)
-        # MM calls train() before it trains; eval() first is also right for a model in use.
-        self.train(self.training)
+        self.train(self.training)  # puts what is frozen into eval mode
 
     @staticmethod
     def init_parameters(module: nn.Module) -> None:
@@ -197,6 +197,22 @@ class HierarchicalBackbone(BaseModule):
             return sum(depths[:int(rest[0])]) + int(rest[1]) + 1, num_layers
         return num_layers - 1, num_layers
 
+    def init_weights(self) -> None:
+        """As MM's, with one difference: a ``Pretrained`` checkpoint has to fit.
+
+        It is a state dict, or holds one as ``state_dict`` or ``model``, under our names or the
+        published ones. MM would only warn of parameters that it leaves unset.
+
+        Raises:
+            RuntimeError: if a parameter is missing (output norms may be), unknown or of another
+                shape; it lists them.
+        """
+        self._initialising = True
+        try:
+            super().init_weights()
+        finally:
+            self._initialising = False
+
     @staticmethod
     def rename_published(key: str) -> str | None:
         """Our name for a published file's, itself for one of ours, None for what is dropped."""
@@ -205,21 +221,44 @@ class HierarchicalBackbone(BaseModule):
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # torch's and mmengine's loaders both come through here, before they look at the children.
         own = self.state_dict()
+        if self._initialising and isinstance(state_dict.get('model'), dict):
+            published = state_dict['model']
+            state_dict.clear()
+            state_dict.update(published)
+        loaded = {}
         for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = self.rename_published(key[len(prefix):])
             value = state_dict.pop(key)
+            name = self.rename_published(key[len(prefix):])
             # A file can have output norms of stages that are not returned here.
             if name is None or (self._is_output_norm(name) and name not in own):
                 continue
             # Published parameters can have further axes of length 1.
             if name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
-            state_dict[prefix + name] = value
-        # And a classifier has none for the earlier stages: they keep what they are.
+            loaded[name] = value
         for name, value in own.items():
+            # And a classifier has none for the earlier stages: they keep what they are.
             if self._is_output_norm(name):
-                state_dict.setdefault(prefix + name, value)
+                loaded.setdefault(name, value)
+        if self._initialising:
+            self._check_fit(loaded, own)
+        state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _check_fit(self, loaded: dict, own: dict) -> None:
+        misfits = {
+            'missing': own.keys() - loaded.keys(),
+            'unknown': loaded.keys() - own.keys(),
+            'of another shape': {
+                name for name in own.keys() & loaded.keys()
+                if getattr(loaded[name], 'shape', None) != own[name].shape
+            },
+        }
+        text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
+                         if names)
+        if text:
+            raise RuntimeError(f'the checkpoint of init_cfg does not fit {type(self).__name__}: '
+                               f'{text}')
 
     def _is_output_norm(self, name: str) -> bool:
         return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

@@ -273,6 +273,33 @@ def test_pretrained_becomes_init_cfg(tmp_path):
         pico(pretrained=str(path), init_cfg=dict(type='Pretrained', checkpoint=str(path)))
 
 
+@pytest.mark.parametrize('key', ['state_dict', 'model', None])
+def test_init_cfg_takes_published_files(tmp_path, key):
+    published = golden.state_dict(MODELS['l2vit_t_cls'])
+    path = tmp_path / 'tiny.pth'
+    torch.save({key: published, 'epoch': 3} if key else published, path)
+    model = L2ViT('tiny', init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    model.init_weights()
+    assert torch.equal(model.norm3.bias, published['norm.bias'])
+    assert torch.equal(model.stem.conv1.weight, published['downsample_layers.0.proj.proj.0.weight'])
+
+
+def test_init_cfg_refuses_a_file_that_does_not_fit(tmp_path):
+    path = str(tmp_path / 'misfit.pth')
+    state = pico().state_dict()
+    del state['stem.conv1.bias']
+    state['stages.0.0.attn.table'] = torch.zeros(2)
+    state['stages.0.0.mlp.fc1.bias'] = torch.zeros(5)
+    torch.save(state, path)
+    model = pico(init_cfg=dict(type='Pretrained', checkpoint=path))
+    with pytest.raises(RuntimeError, match=r'missing: stem\.conv1\.bias; unknown: stages\.0\.0\.attn'
+                       r'\.table; of another shape: stages\.0\.0\.mlp\.fc1\.bias'):
+        model.init_weights()
+    torch.save(dict(state_dict=dict(backbone_of_another_kind=torch.zeros(1))), path)
+    with pytest.raises(RuntimeError, match='backbone_of_another_kind'):
+        pico(init_cfg=dict(type='Pretrained', checkpoint=path)).init_weights()
+
+
 @pytest.mark.parametrize('kwargs, error, message', [
     (dict(arch='huge'), ValueError, "arch is 'huge'; accepted are .*tiny.*base-384"),
     (dict(arch=3), TypeError, 'arch is 3'),
