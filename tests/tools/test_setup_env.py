@@ -1,0 +1,119 @@
+"""What `make` decides before it installs anything; the installing itself is what `make test` does."""
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path('lib') / 'python{}.{}'.format(*sys.version_info) / 'site-packages'
+
+
+@pytest.fixture
+def setup_env(tmp_path, monkeypatch):
+    """tools/setup_env.py with a repository of its own, which notes commands instead of running."""
+    source = Path(__file__).resolve().parents[2] / 'tools' / 'setup_env.py'
+    spec = importlib.util.spec_from_file_location('setup_env', source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    repo = tmp_path / 'repo'
+    for name in module.INPUTS:
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_text(name)
+    monkeypatch.setattr(module, 'REPO', repo)
+    module.commands = []
+    module.returncode = 0
+
+    def run(command, cwd):
+        module.commands.append(' '.join(command))
+        return subprocess.CompletedProcess(command, module.returncode)
+
+    monkeypatch.setattr(module.subprocess, 'run', run)
+    return module
+
+
+def make_venv(folder, version='{}.{}.0'.format(*sys.version_info)):
+    (folder / 'bin').mkdir(parents=True)
+    (folder / 'bin' / 'pip').touch()
+    (folder / PACKAGES).mkdir(parents=True)
+    (folder / 'pyvenv.cfg').write_text(f'home = /usr/bin\nversion = {version}\n')
+    return folder
+
+
+def call(module, monkeypatch, venv, *options, stack='onedl'):
+    """Runs the tool; returns the commands that it ran."""
+    argv = ['setup_env.py', '--venv', str(venv), '--stack', stack, *map(str, options)]
+    monkeypatch.setattr(sys, 'argv', argv)
+    module.commands.clear()
+    module.main()
+    return list(module.commands)
+
+
+def test_installs_only_when_something_changed(setup_env, monkeypatch, tmp_path):
+    venv = make_venv(tmp_path / 'venv')
+    first = call(setup_env, monkeypatch, venv)
+    assert not any(' -m venv ' in command for command in first)  # it exists: complete it
+    assert any('--constraint constraints.txt --editable .[onedl,test]' in c for c in first)
+    assert call(setup_env, monkeypatch, venv) == []
+    for name in setup_env.INPUTS:
+        (setup_env.REPO / name).write_text('changed')
+        assert call(setup_env, monkeypatch, venv) == first
+        assert call(setup_env, monkeypatch, venv) == []
+
+
+def test_failed_set_up_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
+    venv = make_venv(tmp_path / 'venv')
+    call(setup_env, monkeypatch, venv)
+    (setup_env.REPO / 'constraints.txt').write_text('changed')
+    setup_env.returncode = 1
+    with pytest.raises(SystemExit, match='could not install the packages into .*venv'):
+        call(setup_env, monkeypatch, venv)
+    (setup_env.REPO / 'constraints.txt').write_text('constraints.txt')  # as at first, but half way
+    setup_env.returncode = 0
+    assert call(setup_env, monkeypatch, venv)
+
+
+def test_environment_of_another_python_is_made_anew(setup_env, monkeypatch, tmp_path):
+    venv = make_venv(tmp_path / 'venv', version='3.9.1')
+    assert call(setup_env, monkeypatch, venv)[0].endswith(f'-m venv --clear {venv}')
+
+
+def test_unsupported_python(setup_env, monkeypatch, tmp_path):
+    monkeypatch.setattr(setup_env.sys, 'version_info', (3, 13, 0))
+    with pytest.raises(SystemExit, match=r'is Python 3\.13; .* 3\.10 to 3\.12'):
+        call(setup_env, monkeypatch, tmp_path / 'venv')
+
+
+def test_python_without_venv(setup_env, monkeypatch, tmp_path):
+    monkeypatch.setattr(setup_env.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit, match=r'apt-get install python3\.\d+-venv'):
+        call(setup_env, monkeypatch, tmp_path / 'venv')
+
+
+def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, tmp_path):
+    first = make_venv(tmp_path / 'first')
+    for name, package in (('torch', 'torch'), ('nvidia_cublas', 'nvidia/cu13'),
+                          ('nvidia-nccl-cu13', 'nvidia/nccl'), ('onedl_mmcv', 'mmcv'),
+                          ('numpy', 'numpy')):
+        packages = first / PACKAGES
+        info = packages / f'{name}-1.0.dist-info'
+        (packages / package).mkdir(parents=True)
+        (packages / package / '__init__.py').write_text('origin = __file__')
+        info.mkdir()
+        (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
+        (info / 'RECORD').write_text(
+            f'{package}/__init__.py,,\n{info.name}/METADATA,,\n../../../bin/{name},,\n')
+    call(setup_env, monkeypatch, first)
+    second = make_venv(tmp_path / 'second')
+    arguments = (setup_env, monkeypatch, second, '--torch-from', first)
+    assert call(*arguments, stack='openmmlab')
+    assert sorted(path.name for path in (second / 'shared').iterdir()) == [
+        'nvidia', 'nvidia-nccl-cu13-1.0.dist-info', 'nvidia_cublas-1.0.dist-info', 'torch',
+        'torch-1.0.dist-info']
+    assert (second / PACKAGES / 'shared.pth').read_text().strip() == str(second / 'shared')
+    assert (second / 'shared' / 'torch' / '__init__.py').read_text() == 'origin = __file__'
+
+    assert call(*arguments, stack='openmmlab') == []
+    (first / 'l2vit-setup').unlink()  # the first one was made again: link again
+    call(setup_env, monkeypatch, first)
+    assert call(*arguments, stack='openmmlab')

@@ -1,0 +1,29 @@
+"""Takes the backbone out of a trained model, in half precision, for init_cfg."""
+import argparse
+
+import torch
+
+from l2vit_mm.compat.checkpoint import load
+
+PREFIX = 'backbone.'
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('checkpoint', help='checkpoint of a detector, segmenter or classifier')
+    parser.add_argument('out', help='file to write')
+    args = parser.parse_args(argv)
+
+    state_dict = load(args.checkpoint, map_location='cpu')['state_dict']
+    backbone = {
+        key.removeprefix(PREFIX): value.half() if value.is_floating_point() else value
+        for key, value in state_dict.items() if key.startswith(PREFIX)
+    }
+    if not backbone:
+        parser.error(f'{args.checkpoint} has no parameter whose name starts with {PREFIX!r}')
+    torch.save(backbone, args.out)
+    print(f'{args.out}: {len(backbone)} tensors')
+
+
+if __name__ == '__main__':
+    main()
