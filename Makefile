@@ -33,11 +33,13 @@ test-openmmlab: env-openmmlab
 demo: CONFIG = configs/demo_mask_rcnn_l2vit_pico_shapes.py
 demo-seg: CONFIG = configs/demo_upernet_l2vit_pico_shapes.py
 demo-long: CONFIG = configs/demo_long_mask_rcnn_l2vit_pico_shapes.py
+demo demo-seg: DATA = --root data/shapes
+demo-long: DATA = --root data/shapes_seed1 --seed 1 --num-train 8000
 demo demo-seg demo-long: WORK = work_dirs/$@
 demo demo-seg demo-long: env
-	$(RUN) tools/generate_shapes.py --root data/shapes
+	$(RUN) tools/generate_shapes.py $(DATA)
 	$(RUN) tools/train.py $(CONFIG) --work-dir $(WORK)
 	$(RUN) tools/test.py $(CONFIG) "$$(cat $(WORK)/last_checkpoint)" \
 		--work-dir $(WORK)/test --show-dir $(WORK)/pictures
 	$(RUN) tools/tile_pictures.py $(WORK)/pictures $(WORK)/$@.jpg \
-		--title 'ground truth | prediction'
+		--num 9 --scale 2 --title 'ground truth | prediction'

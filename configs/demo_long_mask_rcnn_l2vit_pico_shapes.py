@@ -56,6 +56,9 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=200),
     dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=200, end=max_iters),
 ]
-default_hooks = dict(checkpoint=dict(by_epoch=False, interval=1000, max_keep_ckpts=2))
+default_hooks = dict(
+    checkpoint=dict(by_epoch=False, interval=1000, max_keep_ckpts=2),
+    visualization=dict(score_thr=0.5))
+visualizer = dict(line_width=1)
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

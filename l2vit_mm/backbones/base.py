@@ -77,7 +77,7 @@ class HierarchicalBackbone(BaseModule):
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg=init_cfg)
         self.in_channels = in_channels
-        self.out_indices = tuple(out_indices)
+        self.out_indices = out_indices
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.with_cp = with_cp
@@ -94,10 +94,12 @@ class HierarchicalBackbone(BaseModule):
             ValueError: if ``out_indices`` or ``frozen_stages`` name a stage that there is not.
         """
         count = len(self.stages)
-        if (not self.out_indices or len(set(self.out_indices)) < len(self.out_indices)
-                or any(index not in range(count) for index in self.out_indices)):
-            raise ValueError(f'out_indices is {self.out_indices}; accepted are different stages '
-                             f'from 0 to {count - 1}')
+        indices = tuple(self.out_indices) if isinstance(self.out_indices, Sequence) else ()
+        if (not indices or len(set(indices)) < len(indices)
+                or any(index not in range(count) for index in indices)):
+            raise ValueError(f'out_indices is {self.out_indices}; accepted is a sequence of '
+                             f'different stages from 0 to {count - 1}')
+        self.out_indices = indices
         if self.frozen_stages not in range(-1, count + 1):
             raise ValueError(f'frozen_stages is {self.frozen_stages!r}; accepted is -1 to {count}')
         if self.output_norm:

@@ -309,6 +309,7 @@ def test_init_cfg_refuses_a_file_that_does_not_fit(tmp_path):
     (dict(arch=dict(channels=(9,), depths=(1,), num_heads=(2,)), out_indices=(0,)), ValueError,
      r'channels \(9,\) and num_heads \(2,\)'),
     (dict(out_indices=(0, 4)), ValueError, r'out_indices is \(0, 4\); accepted .* 0 to 3'),
+    (dict(out_indices=3), ValueError, 'out_indices is 3; accepted is a sequence'),
     (dict(out_indices=(-1,)), ValueError, 'out_indices'),
     (dict(out_indices=(1, 1)), ValueError, 'out_indices'),
     (dict(out_indices=()), ValueError, 'out_indices'),

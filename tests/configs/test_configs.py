@@ -11,7 +11,7 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
-from l2vit_mm.datasets.shapes import CLASSES, generate
+from l2vit_mm.datasets.shapes import CLASSES, PALETTE, SEG_CLASSES, SEG_PALETTE, generate
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 SHORT_SIDES = {480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800}
@@ -122,3 +122,32 @@ def test_multi_scale_training_with_the_crop_policy(tmp_path):
     aspect = info['width'] / info['height']
     cropped = sum(abs(width / height / aspect - 1) > 0.02 for height, width in shapes)
     assert 15 <= cropped <= 45, cropped
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if name.startswith('demo_')])
+def test_demo_configs_agree_with_the_generated_data(name):
+    cfg = load(name)
+    classes, palette = ((SEG_CLASSES, SEG_PALETTE) if cfg.default_scope == 'mmseg' else
+                        (CLASSES, PALETTE))
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        assert loader.dataset.metainfo == dict(classes=classes, palette=palette)
+    assert {head[-1] for head in find(cfg.model, 'num_classes')} == {len(classes)}
+
+
+def find(cfg, key, path=()):
+    """Yields the path and value of every occurrence of a key in a nested config."""
+    for name, value in cfg.items():
+        if name == key:
+            yield (*path, name, value)
+        elif isinstance(value, dict):
+            yield from find(value, key, (*path, name))
+
+
+@pytest.mark.parametrize('name', ['demo_mask_rcnn_l2vit_pico_shapes.py',
+                                  'demo_upernet_l2vit_pico_shapes.py'])
+def test_demo_backbone_starts_from_the_weights_in_the_repository(name, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    backbone = build(MODELS, load(name).model.backbone, load(name).default_scope)
+    before = backbone.stem.conv1.weight.clone()
+    backbone.init_weights()  # raises where a parameter is left unset
+    assert not backbone.stem.conv1.weight.equal(before)

@@ -20,12 +20,10 @@ model = dict(
     backbone=dict(_delete_=True, type='L2ViT', arch='pico'),
     neck=dict(in_channels={channels}))
 '''
-# Without `pretrained=None` mmseg would load ResNet's weights into the backbone.
 UPERNET = '''
-_base_ = '{mim}/configs/upernet/upernet_r50_4xb4-160k_ade20k-512x512.py'
+_base_ = '{mim}/configs/swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)
 model = dict(
-    pretrained=None,
     backbone=dict(_delete_=True, type='L2ViT', arch='pico'),
     decode_head=dict(in_channels={channels}),
     auxiliary_head=dict(in_channels={channels[2]}))

@@ -1,4 +1,4 @@
-"""What `make` decides before it installs anything; the installing itself is what `make test` does."""
+"""What `make` decides before it installs anything; `make test` itself does the installing."""
 import importlib.util
 import subprocess
 import sys
