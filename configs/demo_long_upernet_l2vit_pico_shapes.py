@@ -1,5 +1,5 @@
-# UPerNet with narrow heads, L2ViT-pico, generated shapes of seed 1, from scratch. Its backbone is
-# what the short demos start from (docs/shapes.md).
+# UPerNet with narrow heads, L2ViT-pico, generated shapes of seed 1. Its backbone is what the short
+# demos start from (docs/shapes.md has the commands).
 _base_ = [
     '_base_/models/upernet.py',
     '_base_/datasets/shapes_semantic.py',
