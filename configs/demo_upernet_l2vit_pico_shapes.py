@@ -11,10 +11,12 @@ train_dataloader = dict(dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 
-max_iters = 1500
+max_iters = 2500
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+# The heads learn from nothing, the backbone is to keep most of what it knows.
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult=0.5))))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=50, end=max_iters),
 ]
-default_hooks = dict(checkpoint=dict(interval=750))
+default_hooks = dict(checkpoint=dict(interval=1250))
