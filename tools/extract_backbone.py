@@ -4,6 +4,7 @@ import argparse
 import torch
 
 from l2vit_mm.compat.checkpoint import load
+from l2vit_mm.engine import launch
 
 PREFIX = 'backbone.'
 
@@ -14,16 +15,17 @@ def main(argv=None):
     parser.add_argument('out', help='file to write')
     args = parser.parse_args(argv)
 
-    state_dict = load(args.checkpoint, map_location='cpu')['state_dict']
+    state_dict = load(args.checkpoint, map_location='cpu').get('state_dict', {})
     backbone = {
         key.removeprefix(PREFIX): value.half() if value.is_floating_point() else value
         for key, value in state_dict.items() if key.startswith(PREFIX)
     }
     if not backbone:
-        parser.error(f'{args.checkpoint} has no parameter whose name starts with {PREFIX!r}')
+        raise launch.UsageError(
+            f'{args.checkpoint} has no parameter whose name starts with {PREFIX!r}')
     torch.save(backbone, args.out)
     print(f'{args.out}: {len(backbone)} tensors')
 
 
 if __name__ == '__main__':
-    main()
+    launch.run(main)

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from l2vit_mm.backbones import L2ViT
+from l2vit_mm.engine import launch
 from tools.extract_backbone import main
 
 
@@ -21,9 +22,20 @@ def test_the_backbone_of_a_detector_initialises_another(tmp_path, capsys):
         assert a.dtype == b.dtype
 
 
-def test_a_checkpoint_without_a_backbone(tmp_path, capsys):
-    path = str(tmp_path / 'neck.pth')
-    torch.save(dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()), path)
-    with pytest.raises(SystemExit):
-        main([path, str(tmp_path / 'out.pth')])
+@pytest.mark.parametrize('content', [dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()),
+                                     nn.Conv2d(3, 4, 1).state_dict()])
+def test_a_checkpoint_without_a_backbone(content, tmp_path, capsys):
+    path, out = tmp_path / 'neck.pth', tmp_path / 'out.pth'
+    torch.save(content, path)
+    with pytest.raises(SystemExit) as exit_:
+        launch.run(lambda: main([str(path), str(out)]))
+    assert exit_.value.code == 2 and not out.exists()
     assert f"{path} has no parameter whose name starts with 'backbone.'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_exist(tmp_path, capsys):
+    path = tmp_path / 'none.pth'
+    with pytest.raises(SystemExit) as exit_:
+        launch.run(lambda: main([str(path), str(tmp_path / 'out.pth')]))
+    error, = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == 2 and str(path) in error
