@@ -29,7 +29,7 @@ def main() -> str | None:
     if mmcv is None:
         return 'mmcv is not installed in this Python environment'
     file = mmcv_ext_file(mmcv)
-    ours = file is not None and _is_ours(file)
+    ours = file is not None and is_ours(file)
 
     if command == 'status':
         print(f'mmcv._ext: none (import l2vit_mm first, or install one) in {mmcv.origin}'
@@ -49,7 +49,7 @@ def main() -> str | None:
     return None
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
     with open(file, 'rb') as stream:
         return stream.readline() == _MARK.encode()
 

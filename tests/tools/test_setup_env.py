@@ -1,11 +1,13 @@
 """What `make` decides before it installs anything; `make test` itself does the installing."""
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+CSRC = ('l2vit_mm/ops/csrc/bindings.cpp', 'l2vit_mm/ops/csrc/cuda/kernels.cuh')
 PACKAGES = Path('lib') / 'python{}.{}'.format(*sys.version_info) / 'site-packages'
 
 
@@ -17,15 +19,25 @@ def setup_env(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     repo = tmp_path / 'repo'
-    for name in module.INPUTS:
+    for name in (*module.INPUTS, 'setup.py', *CSRC):
         (repo / name).parent.mkdir(parents=True, exist_ok=True)
         (repo / name).write_text(name)
     monkeypatch.setattr(module, 'REPO', repo)
+    for name in module.EXTENSION_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     module.commands = []
     module.returncode = 0
+    module.builds = True  # whether setup.py makes an extension
 
-    def run(command, cwd):
+    def run(command, cwd, env):
         module.commands.append(' '.join(command))
+        if '--editable' in command:  # pip builds where there is no torch
+            assert env['L2VIT_MM_BUILD'] == 'none'
+        if 'setup.py' in command:
+            assert env.get('L2VIT_MM_BUILD') == module.os.environ.get('L2VIT_MM_BUILD')
+            assert not (repo / module.EXTENSION).exists()  # not to be taken for the new one
+            if module.builds and module.returncode == 0:
+                (repo / module.EXTENSION).touch()
         return subprocess.CompletedProcess(command, module.returncode)
 
     monkeypatch.setattr(module.subprocess, 'run', run)
@@ -54,11 +66,49 @@ def test_installs_only_when_something_changed(setup_env, monkeypatch, tmp_path):
     first = call(setup_env, monkeypatch, venv)
     assert not any(' -m venv ' in command for command in first)  # it exists: complete it
     assert any('--constraint constraints.txt --editable .[onedl,test]' in c for c in first)
+    assert first[-1] == f'{venv}/bin/python setup.py build_ext --inplace'
     assert call(setup_env, monkeypatch, venv) == []
     for name in setup_env.INPUTS:
         (setup_env.REPO / name).write_text('changed')
         assert call(setup_env, monkeypatch, venv) == first
         assert call(setup_env, monkeypatch, venv) == []
+
+
+def test_what_the_extension_is_made_from_rebuilds_it_alone(setup_env, monkeypatch, tmp_path):
+    venv = make_venv(tmp_path / 'venv')
+    build = [call(setup_env, monkeypatch, venv)[-1]]
+
+    def rebuilt():
+        return call(setup_env, monkeypatch, venv) == build and not call(
+            setup_env, monkeypatch, venv)
+
+    for name in ('setup.py', *CSRC):
+        (setup_env.REPO / name).write_text('changed')
+        assert rebuilt(), name
+    (setup_env.REPO / CSRC[0]).with_name('new.h').touch()
+    assert rebuilt()
+    monkeypatch.setenv('TORCH_CUDA_ARCH_LIST', '9.0')
+    assert rebuilt()
+    monkeypatch.setattr(shutil, 'which', lambda name: f'/new/{name}')  # a compiler was installed
+    assert rebuilt()
+    (setup_env.REPO / setup_env.EXTENSION).unlink()
+    assert rebuilt()
+    setup_env.builds = False
+    monkeypatch.setenv('L2VIT_MM_BUILD', 'none')
+    assert rebuilt()
+    assert not (setup_env.REPO / setup_env.EXTENSION).exists()
+
+
+def test_failed_build_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
+    venv = make_venv(tmp_path / 'venv')
+    build = [call(setup_env, monkeypatch, venv)[-1]]
+    (setup_env.REPO / 'setup.py').write_text('changed')
+    setup_env.returncode = 1
+    for _ in range(2):
+        with pytest.raises(SystemExit, match='could not build the compiled operators'):
+            call(setup_env, monkeypatch, venv)
+    setup_env.returncode = 0
+    assert call(setup_env, monkeypatch, venv) == build
 
 
 def test_failed_set_up_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
@@ -106,7 +156,8 @@ def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, 
     call(setup_env, monkeypatch, first)
     second = make_venv(tmp_path / 'second')
     arguments = (setup_env, monkeypatch, second, '--torch-from', first)
-    assert call(*arguments, stack='openmmlab')
+    commands = call(*arguments, stack='openmmlab')
+    assert commands and not any('setup.py' in c for c in commands)  # it shares the extension
     assert sorted(path.name for path in (second / 'shared').iterdir()) == [
         'nvidia', 'nvidia-nccl-cu13-1.0.dist-info', 'nvidia_cublas-1.0.dist-info', 'torch',
         'torch-1.0.dist-info']
