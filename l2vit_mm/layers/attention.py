@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2vit_mm.layers.layout import TokenLayout
-from l2vit_mm.ops import linear_attention
+from l2vit_mm.ops import linear_attention_qkv
 
 
 class WindowAttention(nn.Module):
@@ -54,6 +54,5 @@ class EnhancedLinearAttention(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = qkv.unbind(-3)  # each (B, N, H, D), views of the projection
-        out = linear_attention(q, k, v, scale=self.temperature, denom_min=100.).flatten(-2)
+        out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.).flatten(-2)
         return self.proj(layout.from_sequences(out))
