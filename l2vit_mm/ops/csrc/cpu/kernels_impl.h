@@ -83,14 +83,47 @@ template <class Acc> inline Acc dot(const Acc* a, const Acc* b, int64_t padded_s
 
 // ---- products of small matrices
 
+// Memory that will be read soon, as columns of cache lines. A product fetches one column with each
+// of its tiles, a line with each step: then waiting for memory and computing go side by side. (All
+// lines at once would fill the processor's few slots for them, and it would wait.)
+struct Prefetch {
+  struct Column {
+    const char* line;
+    int64_t step;
+  };
+  struct Columns {
+    const char* first;
+    int64_t step;                  // bytes from line to line of a column
+    int64_t heads, head, in_head;  // columns: in_head neighbours, for each of heads, `head` bytes apart
+  };
+  Columns tensors[2];
+  int64_t tensor = 0, column = 0;
+
+  Column take() {
+    for (; tensor < 2; ++tensor, column = 0) {
+      const Columns& c = tensors[tensor];
+      if (column < c.heads * c.in_head) {
+        const int64_t h = column / c.in_head, line = column % c.in_head;
+        ++column;
+        return {c.first + h * c.head + line * 64, c.step};
+      }
+    }
+    return {reinterpret_cast<const char*>(this), 0};  // nothing left: something at hand
+  }
+};
+
 template <class Acc, int R, int V>
 inline void product_tile(int64_t inner, const Acc* a, int64_t a_row, int64_t a_inner, const Acc* b,
-                         int64_t b_row, Acc* c, int64_t c_row, bool accumulate) {
+                         int64_t b_row, Acc* c, int64_t c_row, bool accumulate,
+                         Prefetch& prefetch) {
+  Prefetch::Column next = prefetch.take();
   Vec<Acc> sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       sum[r][v] = accumulate ? load(c + r * c_row + v * width<Acc>) : Vec<Acc>{};
   for (int64_t i = 0; i < inner; ++i) {
+    __builtin_prefetch(next.line, 0, 2);
+    next.line += next.step;
     Vec<Acc> row[V];
     for (int v = 0; v < V; ++v) row[v] = load(b + i * b_row + v * width<Acc>);
     for (int r = 0; r < R; ++r) {
@@ -105,28 +138,30 @@ inline void product_tile(int64_t inner, const Acc* a, int64_t a_row, int64_t a_i
 template <class Acc, int V>
 inline void product_columns(int64_t rows, int64_t inner, const Acc* a, int64_t a_row,
                             int64_t a_inner, const Acc* b, int64_t b_row, Acc* c, int64_t c_row,
-                            bool accumulate) {
+                            bool accumulate, Prefetch& prefetch) {
   constexpr int R = L2VIT_VECTOR_BYTES == 64 ? 8 : 4;  // R * V sums fill half of the registers
   int64_t r = 0;
   for (; r + R <= rows; r += R)
     product_tile<Acc, R, V>(inner, a + r * a_row, a_row, a_inner, b, b_row, c + r * c_row, c_row,
-                            accumulate);
+                            accumulate, prefetch);
   for (; r < rows; ++r)
     product_tile<Acc, 1, V>(inner, a + r * a_row, a_row, a_inner, b, b_row, c + r * c_row, c_row,
-                            accumulate);
+                            accumulate, prefetch);
 }
 
 // c (rows x columns) = or += a (rows x inner) b (inner x columns). Element (r, i) of a is at
 // a[r * a_row + i * a_inner], so that a may be the transpose of a matrix.
 template <class Acc>
 void product(int64_t rows, int64_t columns, int64_t inner, const Acc* a, int64_t a_row,
-             int64_t a_inner, const Acc* b, int64_t b_row, Acc* c, int64_t c_row,
-             bool accumulate = false) {
+             int64_t a_inner, const Acc* b, int64_t b_row, Acc* c, int64_t c_row, bool accumulate,
+             Prefetch& prefetch) {
   int64_t j = 0;
   for (; j + 2 * width<Acc> <= padded<Acc>(columns); j += 2 * width<Acc>)
-    product_columns<Acc, 2>(rows, inner, a, a_row, a_inner, b + j, b_row, c + j, c_row, accumulate);
+    product_columns<Acc, 2>(rows, inner, a, a_row, a_inner, b + j, b_row, c + j, c_row, accumulate,
+                            prefetch);
   if (j < columns)
-    product_columns<Acc, 1>(rows, inner, a, a_row, a_inner, b + j, b_row, c + j, c_row, accumulate);
+    product_columns<Acc, 1>(rows, inner, a, a_row, a_inner, b + j, b_row, c + j, c_row, accumulate,
+                            prefetch);
 }
 
 // ---- tensors of other types to and from Acc
@@ -291,26 +326,30 @@ inline void take_chunk(const Item& item, int64_t begin, Chunk& chunk) {
 
 // ---- attention
 
-// The scratch of a thread. For every head of an item: two matrices (tokens x D) and two
-// (tokens x Dv) for a chunk, two of the size of the state, one of them transposed perhaps, two rows
-// of D, and two numbers a token. Zeros at first, so that what pads D and Dv is.
+// The scratch of a thread: for a chunk, two matrices (tokens x heads x D), two (tokens x heads x Dv)
+// and two numbers a token and head; for every head of the item, two matrices of the size of the
+// state, one of them transposed perhaps, and two rows of D. Zeros at first, so that what pads D and
+// Dv is.
 template <class Acc> struct Scratch {
-  int64_t d, dv, heads;  // padded D, padded Dv, heads of the item
+  int64_t d, dv, heads;   // padded D, padded Dv, heads of the item
+  int64_t d_row, dv_row;  // from token to token: a line more than the heads, so that the rows of
+                          // one head don't compete for places in the cache
   Acc *keys, *keys2, *values, *values2, *states, *states2, *rows, *rows2, *factors, *factors2;
 
+  static int64_t row(int64_t d, int64_t heads) { return heads * d + 64 / int64_t{sizeof(Acc)}; }
   static int64_t size(int64_t d, int64_t dv, int64_t heads) {
-    return heads * (2 * kChunk * (d + dv + 1) + 2 * d * dv + 2 * d);
+    return 2 * (kChunk * (row(d, heads) + row(dv, heads) + heads) + heads * (d * dv + d));
   }
 
   Scratch(const Attention& a, const Item& item, void* memory)
       : d(padded<Acc>(a.head_dim)), dv(padded<Acc>(a.value_dim)),
-        heads(item.head_end - item.head_begin) {
+        heads(item.head_end - item.head_begin), d_row(row(d, heads)), dv_row(row(dv, heads)) {
     keys = static_cast<Acc*>(memory);
     std::memset(keys, 0, size(d, dv, heads) * sizeof(Acc));
-    keys2 = keys + heads * kChunk * d;
-    values = keys2 + heads * kChunk * d;
-    values2 = values + heads * kChunk * dv;
-    states = values2 + heads * kChunk * dv;
+    keys2 = keys + kChunk * d_row;
+    values = keys2 + kChunk * d_row;
+    values2 = values + kChunk * dv_row;
+    states = values2 + kChunk * dv_row;
     states2 = states + heads * d * dv;
     rows = states2 + heads * d * dv;
     rows2 = rows + heads * d;
@@ -321,14 +360,13 @@ template <class Acc> struct Scratch {
 
 // One head of a scratch.
 template <class Acc> struct Head {
-  int64_t d, dv;
   Acc *keys, *keys2, *values, *values2, *state, *state2, *row, *row2, *factor, *factor2;
 
   Head(const Scratch<Acc>& s, int64_t h)
-      : d(s.d), dv(s.dv), keys(s.keys + h * kChunk * d), keys2(s.keys2 + h * kChunk * d),
-        values(s.values + h * kChunk * dv), values2(s.values2 + h * kChunk * dv),
-        state(s.states + h * d * dv), state2(s.states2 + h * d * dv), row(s.rows + h * d),
-        row2(s.rows2 + h * d), factor(s.factors + h * kChunk), factor2(s.factors2 + h * kChunk) {}
+      : keys(s.keys + h * s.d), keys2(s.keys2 + h * s.d), values(s.values + h * s.dv),
+        values2(s.values2 + h * s.dv), state(s.states + h * s.d * s.dv),
+        state2(s.states2 + h * s.d * s.dv), row(s.rows + h * s.d), row2(s.rows2 + h * s.d),
+        factor(s.factors + h * kChunk), factor2(s.factors2 + h * kChunk) {}
 };
 
 template <class T> int64_t scratch_size(const Attention& a, int64_t heads) {
@@ -344,25 +382,37 @@ inline T* token_of(const View& view, const Item& item, const Chunk& chunk, int64
          chunk.row[t] * view.row + chunk.column[t] * view.token;
 }
 
-// The heads of a chunk to matrices (heads, kChunk, stride). Fetches the next chunk, too.
+// Where the tokens behind a chunk are, if they are as far apart as most are. (In the last columns
+// of a map they aren't, and what is fetched there is of no use.)
+template <class T>
+Prefetch::Columns behind(const View& view, const Item& item, const Chunk& chunk, int64_t size) {
+  if (view.channel != 1) return {};
+  const T* first = token_of<const T>(view, item, chunk, 0) + kChunk * view.token;
+  constexpr int64_t bytes = sizeof(T);
+  return {reinterpret_cast<const char*>(first), view.token * bytes,
+          item.head_end - item.head_begin, view.head * bytes, (size * bytes + 63) / 64};
+}
+
+// The heads of a chunk to a matrix, head h of token t at t * row + h * head_width.
 template <bool relu, class T, class Acc>
-void read_chunk(const View& view, const Item& item, const Chunk& chunk, int64_t size, Acc* matrices,
-                int64_t stride) {
-  const int64_t heads = item.head_end - item.head_begin;
+void read_chunk(const View& view, const Item& item, const Chunk& chunk, int64_t size, Acc* matrix,
+                int64_t row, int64_t head_width) {
+  int64_t heads = item.head_end - item.head_begin;
+  if (view.channel == 1 && view.head == size && head_width == size) {  // heads side by side
+    size *= heads;
+    heads = 1;
+  }
   for (int64_t t = 0; t < chunk.count; ++t) {
     const T* source = token_of<const T>(view, item, chunk, t);
-    const T* next = source + kChunk * view.token;
-    for (int64_t h = 0; h < heads; ++h, source += view.head, next += view.head) {
-      Acc* target = matrices + (h * kChunk + t) * stride;
-      if (view.channel == 1) {
-        for (int64_t i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(next + i, 0, 2);
+    for (int64_t h = 0; h < heads; ++h, source += view.head) {
+      Acc* target = matrix + t * row + h * head_width;
+      if (view.channel == 1)
         read<relu>(source, size, target);
-      } else {
+      else
         for (int64_t i = 0; i < size; ++i) {
           const Acc x = widen(source[i * view.channel]);
           target[i] = relu && x < 0 ? 0 : x;
         }
-      }
     }
   }
 }
@@ -370,37 +420,32 @@ void read_chunk(const View& view, const Item& item, const Chunk& chunk, int64_t 
 // phi of the heads of a chunk.
 template <class T, class Acc>
 void map_chunk(const Attention& a, const View& view, const Item& item, const Chunk& chunk,
-               Acc* matrices, int64_t stride) {
+               const Scratch<Acc>& s) {
   if (a.relu)
-    read_chunk<true, T>(view, item, chunk, a.head_dim, matrices, stride);
+    read_chunk<true, T>(view, item, chunk, a.head_dim, s.keys, s.d_row, s.d);
   else
-    read_chunk<false, T>(view, item, chunk, a.head_dim, matrices, stride);
+    read_chunk<false, T>(view, item, chunk, a.head_dim, s.keys, s.d_row, s.d);
 }
 
-// Matrices to the heads of a chunk, each row times its factor (heads, kChunk) if there are factors.
+// Head h of a matrix as above to the tensor, each row times its factor if there are any. (Head by
+// head, so that the stores of one drain while the next is computed.)
 template <bool stream, class T, class Acc>
-void write_rows(const View& view, const Item& item, const Chunk& chunk, int64_t size,
-                const Acc* matrices, int64_t stride, const Acc* factors) {
-  const int64_t heads = item.head_end - item.head_begin;
-  for (int64_t t = 0; t < chunk.count; ++t) {
-    T* target = token_of<T>(view, item, chunk, t);
-    for (int64_t h = 0; h < heads; ++h, target += view.head)
-      write<stream>(matrices + (h * kChunk + t) * stride, size,
-                    factors ? factors[h * kChunk + t] : Acc{1}, target);
-  }
+void write_rows(const View& view, const Item& item, const Chunk& chunk, int64_t h, int64_t size,
+                const Acc* matrix, int64_t row, const Acc* factors) {
+  for (int64_t t = 0; t < chunk.count; ++t)
+    write<stream>(matrix + t * row, size, factors ? factors[t] : Acc{1},
+                  token_of<T>(view, item, chunk, t) + h * view.head);
 }
 template <class T, class Acc>
-void write_chunk(const View& view, const Item& item, const Chunk& chunk, int64_t size,
-                 const Acc* matrices, int64_t stride, const Acc* factors = nullptr) {
+void write_head(const View& view, const Item& item, const Chunk& chunk, int64_t h, int64_t size,
+                const Acc* matrix, int64_t row, const Acc* factors = nullptr) {
   constexpr int64_t line = 64;
   const int64_t distances = view.image | view.row | view.token | view.head | size;
   if (item.stream && reinterpret_cast<uintptr_t>(view.data) % line == 0 &&
-      distances * int64_t{sizeof(T)} % line == 0) {
-    write_rows<true, T>(view, item, chunk, size, matrices, stride, factors);
-    finish_stream();
-  } else {
-    write_rows<false, T>(view, item, chunk, size, matrices, stride, factors);
-  }
+      distances * int64_t{sizeof(T)} % line == 0)
+    write_rows<true, T>(view, item, chunk, h, size, matrix, row, factors);
+  else
+    write_rows<false, T>(view, item, chunk, h, size, matrix, row, factors);
 }
 
 // An item without partners has zeros in the place of `target`.
@@ -446,11 +491,11 @@ template <class Acc> Acc* sums_of(const Attention& a, const Item& item, int64_t 
 }
 
 template <class Acc>
-void write_sums(const Attention& a, const Item& item, int64_t h, const Acc* state,
-                const Head<Acc>& head, const Acc* row, Acc scale_sum) {
+void write_sums(const Attention& a, const Item& item, int64_t h, const Acc* state, int64_t dv,
+                const Acc* row, Acc scale_sum) {
   Acc* sums = sums_of<Acc>(a, item, h);
   for (int64_t i = 0; i < a.head_dim; ++i, sums += a.value_dim)
-    std::memcpy(sums, state + i * head.dv, a.value_dim * sizeof(Acc));
+    std::memcpy(sums, state + i * dv, a.value_dim * sizeof(Acc));
   std::memcpy(sums, row, a.head_dim * sizeof(Acc));
   sums[a.head_dim] = scale_sum;
 }
@@ -461,34 +506,36 @@ template <class T> void sum_keys(const Attention& a, const Item& item, void* mem
   Chunk chunk;
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
-    map_chunk<T>(a, a.k, item, chunk, s.keys, s.d);
-    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv);
+    map_chunk<T>(a, a.k, item, chunk, s);
+    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+    Prefetch prefetch{{behind<T>(a.k, item, chunk, a.head_dim),
+                       behind<T>(a.v, item, chunk, a.value_dim)}};
     for (int64_t h = 0; h < s.heads; ++h) {
       const Head<Acc> head(s, h);
-      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d, head.values, s.dv,
-              head.state, s.dv, true);
+      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d_row, head.values,
+              s.dv_row, head.state, s.dv, true, prefetch);
       for (int64_t i = 0; i < s.d; i += width<Acc>) {
         Vec<Acc> sum{};
-        for (int64_t t = 0; t < chunk.count; ++t) sum += load(head.keys + t * s.d + i);
+        for (int64_t t = 0; t < chunk.count; ++t) sum += load(head.keys + t * s.d_row + i);
         store(head.row + i, load(head.row + i) + sum);
       }
     }
   }
   for (int64_t h = 0; h < s.heads; ++h) {
     const Head<Acc> head(s, h);
-    write_sums(a, item, h, head.state, head, head.row, Acc{0});
+    write_sums(a, item, h, head.state, s.dv, head.row, Acc{0});
   }
 }
 
 // For every token of a chunk, phi(q) in `keys` and key_sum in `row`: factor / den in `factor`, and
 // whether den depends on q.
 template <class Acc>
-void divide(const Attention& a, const Item& item, int64_t count, const Head<Acc>& head, Acc factor,
-            bool* depends) {
+void divide(const Attention& a, const Item& item, int64_t count, const Scratch<Acc>& s,
+            const Head<Acc>& head, Acc factor, bool* depends) {
   const Acc least = static_cast<Acc>(a.denom_min);
   const Acc more = static_cast<Acc>(a.eps) * static_cast<Acc>(item.partners);
   for (int64_t t = 0; t < count; ++t)
-    head.factor[t] = dot(head.keys + t * head.d, head.row, head.d);
+    head.factor[t] = dot(head.keys + t * s.d_row, head.row, s.d);
   for (int64_t t = 0; t < count; ++t) {
     const Acc sum = head.factor[t];
     depends[t] = a.mean || sum >= least;
@@ -514,15 +561,17 @@ template <class T> void attend(const Attention& a, const Item& item, void* memor
   bool depends[kChunk];
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
-    map_chunk<T>(a, a.q, item, chunk, s.keys, s.d);
+    map_chunk<T>(a, a.q, item, chunk, s);
+    Prefetch prefetch{{behind<T>(a.q, item, chunk, a.head_dim), {}}};
     for (int64_t h = 0; h < s.heads; ++h) {
       const Head<Acc> head(s, h);
-      divide(a, item, chunk.count, head, scale_of<Acc>(a, item, h), depends);
-      product(chunk.count, a.value_dim, a.head_dim, head.keys, s.d, int64_t{1}, head.state, s.dv,
-              head.values, s.dv);
+      divide(a, item, chunk.count, s, head, scale_of<Acc>(a, item, h), depends);
+      product(chunk.count, a.value_dim, a.head_dim, head.keys, s.d_row, int64_t{1}, head.state,
+              s.dv, head.values, s.dv_row, false, prefetch);
+      write_head<T>(a.out, item, chunk, h, a.value_dim, head.values, s.dv_row, head.factor);
     }
-    write_chunk<T>(a.out, item, chunk, a.value_dim, s.values, s.dv, s.factors);
   }
+  finish_stream();
 }
 
 // Zero where phi is relu and `mapped`, its result, is 0 or less.
@@ -538,30 +587,32 @@ template <class T> void query_gradient(const Attention& a, const Item& item, voi
     const Head<Acc> head(s, h);
     transpose(state_of<Acc>(a.state, a, item, h), a.head_dim, a.value_dim, head.state, s.d);
     copy_rows(key_sum_of<Acc>(a.key_sum, a, item, h), 1, a.head_dim, head.row, s.d);
-    write_sums(a, item, h, head.state2, head, head.row2, Acc{0});
+    write_sums(a, item, h, head.state2, s.dv, head.row2, Acc{0});
   }
   Chunk chunk;
   bool depends[kChunk];
   for (int64_t begin = item.begin; begin < item.end && !zeros; begin += kChunk) {
     take_chunk(item, begin, chunk);
-    map_chunk<T>(a, a.q, item, chunk, s.keys, s.d);
-    read_chunk<false, T>(a.dout, item, chunk, a.value_dim, s.values, s.dv);
+    map_chunk<T>(a, a.q, item, chunk, s);
+    read_chunk<false, T>(a.dout, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+    Prefetch prefetch{{behind<T>(a.q, item, chunk, a.head_dim),
+                       behind<T>(a.dout, item, chunk, a.value_dim)}};
     for (int64_t h = 0; h < s.heads; ++h) {
       const Head<Acc> head(s, h);
-      divide(a, item, chunk.count, head, Acc{1}, depends);
+      divide(a, item, chunk.count, s, head, Acc{1}, depends);
       for (int64_t t = 0; t < chunk.count; ++t)
         for (int64_t i = 0; i < s.dv; i += width<Acc>) {
-          Acc* g = head.values + t * s.dv + i;
+          Acc* g = head.values + t * s.dv_row + i;
           store(g, load(g) * head.factor[t]);
         }
-      product(chunk.count, a.head_dim, a.value_dim, head.values, s.dv, int64_t{1}, head.state, s.d,
-              head.keys2, s.d);
-      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d, head.values, s.dv,
-              head.state2, s.dv, true);
+      product(chunk.count, a.head_dim, a.value_dim, head.values, s.dv_row, int64_t{1}, head.state,
+              s.d, head.keys2, s.d_row, false, prefetch);
+      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d_row, head.values,
+              s.dv_row, head.state2, s.dv, true, prefetch);
       const Acc scale = scale_of<Acc>(a, item, h);
       Acc scale_sum = 0;
       for (int64_t t = 0; t < chunk.count; ++t) {
-        const Acc sum = dot(head.keys + t * s.d, head.keys2 + t * s.d, s.d);
+        const Acc sum = dot(head.keys + t * s.d_row, head.keys2 + t * s.d_row, s.d);
         scale_sum += sum;
         head.factor[t] = depends[t] ? -sum * head.factor[t] : 0;  // r of params.h
         head.factor2[t] = scale;
@@ -571,19 +622,20 @@ template <class T> void query_gradient(const Attention& a, const Item& item, voi
         const Vec<Acc> z = load(head.row + i);
         Vec<Acc> dz{};
         for (int64_t t = 0; t < chunk.count; ++t) {
-          const Vec<Acc> q = load(head.keys + t * s.d + i);
-          Acc* u = head.keys2 + t * s.d + i;
+          const Vec<Acc> q = load(head.keys + t * s.d_row + i);
+          Acc* u = head.keys2 + t * s.d_row + i;
           dz += head.factor[t] * q;
           store(u, where_active<Acc>(a.relu, q, load(u) + head.factor[t] * z));
         }
         store(head.row2 + i, load(head.row2 + i) + dz);
       }
+      write_head<T>(a.dq, item, chunk, h, a.head_dim, head.keys2, s.d_row, head.factor2);
     }
-    write_chunk<T>(a.dq, item, chunk, a.head_dim, s.keys2, s.d, s.factors2);
   }
+  finish_stream();
   for (int64_t h = 0; h < s.heads; ++h) {
     const Head<Acc> head(s, h);
-    write_sums(a, item, h, head.state2, head, head.row2,
+    write_sums(a, item, h, head.state2, s.dv, head.row2,
                sums_of<Acc>(a, item, h)[partial_size(a) - 1]);
   }
 }
@@ -605,25 +657,28 @@ template <class T> void key_gradient(const Attention& a, const Item& item, void*
   Chunk chunk;
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
-    map_chunk<T>(a, a.k, item, chunk, s.keys, s.d);
-    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv);
+    map_chunk<T>(a, a.k, item, chunk, s);
+    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+    Prefetch prefetch{{behind<T>(a.k, item, chunk, a.head_dim),
+                       behind<T>(a.v, item, chunk, a.value_dim)}};
     for (int64_t h = 0; h < s.heads; ++h) {
       const Head<Acc> head(s, h);
-      product(chunk.count, a.value_dim, a.head_dim, head.keys, s.d, int64_t{1}, head.state, s.dv,
-              head.values2, s.dv);
-      product(chunk.count, a.head_dim, a.value_dim, head.values, s.dv, int64_t{1}, head.state2,
-              s.d, head.keys2, s.d);
+      product(chunk.count, a.value_dim, a.head_dim, head.keys, s.d_row, int64_t{1}, head.state,
+              s.dv, head.values2, s.dv_row, false, prefetch);
+      write_head<T>(a.dv, item, chunk, h, a.value_dim, head.values2, s.dv_row);
+      product(chunk.count, a.head_dim, a.value_dim, head.values, s.dv_row, int64_t{1}, head.state2,
+              s.d, head.keys2, s.d_row, false, prefetch);
       for (int64_t i = 0; i < s.d; i += width<Acc>) {
         const Vec<Acc> dz = load(head.row + i);
         for (int64_t t = 0; t < chunk.count; ++t) {
-          Acc* db = head.keys2 + t * s.d + i;
-          store(db, where_active<Acc>(a.relu, load(head.keys + t * s.d + i), load(db) + dz));
+          Acc* db = head.keys2 + t * s.d_row + i;
+          store(db, where_active<Acc>(a.relu, load(head.keys + t * s.d_row + i), load(db) + dz));
         }
       }
+      write_head<T>(a.dk, item, chunk, h, a.head_dim, head.keys2, s.d_row);
     }
-    write_chunk<T>(a.dk, item, chunk, a.head_dim, s.keys2, s.d);
-    write_chunk<T>(a.dv, item, chunk, a.value_dim, s.values2, s.dv);
   }
+  finish_stream();
 }
 
 // ---- the focused feature map

@@ -1,0 +1,65 @@
+// What the launchers share: the launch itself, and the choice of a template by data type.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "common.cuh"
+
+namespace l2vit::cuda {
+
+// Launches kernels one behind the other, up to the first error.
+class Launcher {
+ public:
+  explicit Launcher(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
+
+  template <class... Params, class... Args>
+  void operator()(void (*kernel)(Params...), int64_t blocks, int64_t columns, int threads,
+                  size_t shared_bytes, Args&&... args) {
+    if (error_ != cudaSuccess || blocks * columns == 0) return;
+    if (blocks > 0x7fffffff || columns > 0xffff) {
+      error_ = cudaErrorInvalidConfiguration;
+      return;
+    }
+    constexpr size_t kWithoutAsking = 48 << 10;
+    if (shared_bytes > kWithoutAsking)
+      error_ = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes));
+    if (error_ != cudaSuccess) return;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(columns));
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream_;
+    error_ = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  }
+
+  // nullptr, or what went wrong
+  const char* error() const {
+    return error_ == cudaSuccess ? nullptr : cudaGetErrorString(error_);
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaError_t error_ = cudaSuccess;
+};
+
+template <class T> struct Type { using type = T; };
+
+// Calls function(Type<T>()) for the type of the tensors, or of the sums.
+template <class Function> auto with_type(Dtype dtype, Function function) {
+  switch (dtype) {
+    case Dtype::Float64: return function(Type<double>());
+    case Dtype::Float32: return function(Type<float>());
+    case Dtype::Float16: return function(Type<__half>());
+    default: return function(Type<__nv_bfloat16>());
+  }
+}
+template <class Function> auto with_acc(Dtype dtype, Function function) {
+  return dtype == Dtype::Float64 ? function(Type<double>()) : function(Type<float>());
+}
+
+inline int64_t acc_size(Dtype dtype) { return dtype == Dtype::Float64 ? 8 : 4; }
+
+}  // namespace l2vit::cuda
