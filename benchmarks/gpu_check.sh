@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds the operators for the GPU of this machine, tests them on it and measures them: under
+# 8 minutes. Needs torch, einops and nvcc, and for the tests pytest; no OpenMMLab package.
+#   benchmarks/gpu_check.sh       results go to $OUT (work_dirs/gpu); PYTHON says which Python
+set -uo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-work_dirs/gpu}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+mkdir -p "$OUT"
+failed=()
+
+part() {  # NAME SECONDS COMMAND...: runs it, keeps what it prints, and whether it failed
+  local name=$1 limit=$2 start=$SECONDS status
+  shift 2
+  echo "== $name: $*"
+  timeout --kill-after=5 "$limit" "$@" 2>&1 | tee "$OUT/$name.log"
+  status=${PIPESTATUS[0]}
+  [ "$status" -eq 124 ] && echo "$name: stopped after $limit seconds"
+  [ "$status" -eq 0 ] || failed+=("$name")
+  echo "== $name: exit status $status, $((SECONDS - start)) s"
+  return "$status"
+}
+
+part build 180 env L2VIT_MM_BUILD=cuda "$PYTHON" setup.py build_ext --inplace || exit 1
+part environment 20 "$PYTHON" -m l2vit_mm
+if "$PYTHON" -c 'import pytest' 2>/dev/null; then
+  part tests 170 "$PYTHON" -m pytest -q -m cuda tests/ops
+else
+  echo "tests: not run, $PYTHON has no pytest: pip install pytest (without a network: pip" \
+    "download pytest elsewhere, then pip install --no-index --find-links FOLDER pytest)"
+  failed+=(tests)
+fi
+part bench 90 "$PYTHON" benchmarks/bench_ops.py --device cuda \
+  --json "$OUT/bench_ops.json" --plot "$OUT/bench_ops.png"
+
+echo "== results in $OUT; failed: ${failed[*]:-none}"
+[ ${#failed[@]} -eq 0 ]
