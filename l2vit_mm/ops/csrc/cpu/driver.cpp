@@ -76,6 +76,7 @@ template <class Work> void run(int64_t tasks, int64_t scratch_size, const Work& 
   const int64_t threads = std::min<int64_t>(tasks, at::get_num_threads());
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     const Buffer scratch(scratch_size);
+    std::memset(scratch.data(), 0, scratch_size);
     for (int64_t task; (task = next++) < tasks;) work(task, scratch.data());
   });
 }
@@ -99,7 +100,8 @@ Plan make_plan(const Attention& a, const Layout& layout, const Layout& partners)
     for (int64_t part = 0; part < parts; ++part)
       for (int64_t head = 0; head < a.heads; head += plan.heads)
         plan.items.push_back({image, region, count * part / parts, count * (part + 1) / parts,
-                              head, std::min(head + plan.heads, a.heads), other, stream, nullptr});
+                              head, std::min(head + plan.heads, a.heads), plan.heads, other, stream,
+                              nullptr});
     plan.first_part.push_back(plan.first_part.back() + parts);
   }
   return plan;

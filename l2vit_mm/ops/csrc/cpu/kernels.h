@@ -9,7 +9,7 @@ struct Item {
   int64_t image;
   Region region;               // the image's tokens, those of q or of k and v
   int64_t begin, end;          // which of them
-  int64_t head_begin, head_end;
+  int64_t head_begin, head_end, most_heads;  // the most that an item of this call has
   int64_t partners;            // tokens of the image on the other side: keys for q, queries for k
   bool stream;                 // results are too large to stay in the caches
   void* partial;               // (H, partial_size) Acc: sums over these tokens, a head at a time
@@ -22,7 +22,7 @@ constexpr int64_t partial_size(const Attention& a) {
 
 struct Kernels {
   const char* name;
-  // Bytes of scratch that a thread needs for items of so many heads.
+  // Bytes of scratch that a thread needs for items of so many heads; zeros at first.
   int64_t (*scratch_size)(const Attention&, int64_t heads);
   // (k, v) -> partial state, key_sum
   void (*sum_keys)(const Attention&, const Item&, void* scratch);

@@ -328,8 +328,8 @@ inline void take_chunk(const Item& item, int64_t begin, Chunk& chunk) {
 
 // The scratch of a thread: for a chunk, two matrices (tokens x heads x D), two (tokens x heads x Dv)
 // and two numbers a token and head; for every head of the item, two matrices of the size of the
-// state, one of them transposed perhaps, and two rows of D. Zeros at first, so that what pads D and
-// Dv is.
+// state, one of them transposed perhaps, and two rows of D. All is zero when a thread begins, and
+// what pads D and Dv stays so, where it counts: no kernel writes there but products, of zeros.
 template <class Acc> struct Scratch {
   int64_t d, dv, heads;   // padded D, padded Dv, heads of the item
   int64_t d_row, dv_row;  // from token to token: a line more than the heads, so that the rows of
@@ -343,18 +343,25 @@ template <class Acc> struct Scratch {
 
   Scratch(const Attention& a, const Item& item, void* memory)
       : d(padded<Acc>(a.head_dim)), dv(padded<Acc>(a.value_dim)),
-        heads(item.head_end - item.head_begin), d_row(row(d, heads)), dv_row(row(dv, heads)) {
+        heads(item.head_end - item.head_begin), d_row(row(d, item.most_heads)),
+        dv_row(row(dv, item.most_heads)) {
+    const int64_t most = item.most_heads;
     keys = static_cast<Acc*>(memory);
-    std::memset(keys, 0, size(d, dv, heads) * sizeof(Acc));
     keys2 = keys + kChunk * d_row;
     values = keys2 + kChunk * d_row;
     values2 = values + kChunk * dv_row;
     states = values2 + kChunk * dv_row;
-    states2 = states + heads * d * dv;
-    rows = states2 + heads * d * dv;
-    rows2 = rows + heads * d;
-    factors = rows2 + heads * d;
-    factors2 = factors + heads * kChunk;
+    states2 = states + most * d * dv;
+    rows = states2 + most * d * dv;
+    rows2 = rows + most * d;
+    factors = rows2 + most * d;
+    factors2 = factors + most * kChunk;
+  }
+
+  // For the sums of an item.
+  void clear(Acc* some_states, Acc* some_rows) const {
+    std::memset(some_states, 0, heads * d * dv * sizeof(Acc));
+    std::memset(some_rows, 0, heads * d * sizeof(Acc));
   }
 };
 
@@ -503,6 +510,7 @@ void write_sums(const Attention& a, const Item& item, int64_t h, const Acc* stat
 template <class T> void sum_keys(const Attention& a, const Item& item, void* memory) {
   using Acc = typename AccOf<T>::type;
   const Scratch<Acc> s(a, item, memory);
+  s.clear(s.states, s.rows);
   Chunk chunk;
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
@@ -582,6 +590,7 @@ template <class Acc> inline Vec<Acc> where_active(bool relu, Vec<Acc> mapped, Ve
 template <class T> void query_gradient(const Attention& a, const Item& item, void* memory) {
   using Acc = typename AccOf<T>::type;
   const Scratch<Acc> s(a, item, memory);
+  s.clear(s.states2, s.rows2);
   const bool zeros = write_zeros<T>(item, a.dq, a.head_dim);
   for (int64_t h = 0; h < s.heads; ++h) {
     const Head<Acc> head(s, h);
