@@ -70,14 +70,20 @@ int64_t element_size(Dtype dtype) {
 }
 int64_t acc_size(Dtype dtype) { return dtype == Dtype::Float64 ? sizeof(double) : sizeof(float); }
 
-// Calls work(task, scratch) for every task, each thread taking the next one when it is free.
+// Calls work(task, scratch) for every task. Each thread begins with a range of its own, so that the
+// threads are far apart in memory (new pages are made a thread at a time); one that is through
+// takes what is left of the others' ranges.
 template <class Work> void run(int64_t tasks, int64_t scratch_size, const Work& work) {
-  std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(tasks, at::get_num_threads());
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  std::vector<std::atomic<int64_t>> next(threads);
+  for (int64_t thread = 0; thread < threads; ++thread) next[thread] = thread * tasks / threads;
+  at::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) {
     const Buffer scratch(scratch_size);
     std::memset(scratch.data(), 0, scratch_size);
-    for (int64_t task; (task = next++) < tasks;) work(task, scratch.data());
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t range = (thread + i) % threads, end = (range + 1) * tasks / threads;
+      for (int64_t task; (task = next[range]++) < end;) work(task, scratch.data());
+    }
   });
 }
 
