@@ -424,6 +424,22 @@ void read_chunk(const View& view, const Item& item, const Chunk& chunk, int64_t 
   }
 }
 
+// The values of a chunk as a matrix, head h of token t at data + t * row + h * head: the tensor's own
+// memory where that will do, else a copy.
+template <class Acc> struct Values {
+  const Acc* data;
+  int64_t row, head;
+};
+template <class T, class Acc>
+Values<Acc> values_of(const Attention& a, const Item& item, const Chunk& chunk,
+                      const Scratch<Acc>& s) {
+  if constexpr (sizeof(T) == sizeof(Acc))
+    if (a.v.channel == 1 && s.dv == a.value_dim && chunk.row[0] == chunk.row[chunk.count - 1])
+      return {token_of<const T>(a.v, item, chunk, 0), a.v.token, a.v.head};
+  read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+  return {s.values, s.dv_row, s.dv};
+}
+
 // phi of the heads of a chunk.
 template <class T, class Acc>
 void map_chunk(const Attention& a, const View& view, const Item& item, const Chunk& chunk,
@@ -515,13 +531,13 @@ template <class T> void sum_keys(const Attention& a, const Item& item, void* mem
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
     map_chunk<T>(a, a.k, item, chunk, s);
-    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+    const Values<Acc> values = values_of<T>(a, item, chunk, s);
     Prefetch prefetch{{behind<T>(a.k, item, chunk, a.head_dim),
                        behind<T>(a.v, item, chunk, a.value_dim)}};
     for (int64_t h = 0; h < s.heads; ++h) {
       const Head<Acc> head(s, h);
-      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d_row, head.values,
-              s.dv_row, head.state, s.dv, true, prefetch);
+      product(a.head_dim, a.value_dim, chunk.count, head.keys, int64_t{1}, s.d_row,
+              values.data + h * values.head, values.row, head.state, s.dv, true, prefetch);
       for (int64_t i = 0; i < s.d; i += width<Acc>) {
         Vec<Acc> sum{};
         for (int64_t t = 0; t < chunk.count; ++t) sum += load(head.keys + t * s.d_row + i);
@@ -667,7 +683,7 @@ template <class T> void key_gradient(const Attention& a, const Item& item, void*
   for (int64_t begin = item.begin; begin < item.end; begin += kChunk) {
     take_chunk(item, begin, chunk);
     map_chunk<T>(a, a.k, item, chunk, s);
-    read_chunk<false, T>(a.v, item, chunk, a.value_dim, s.values, s.dv_row, s.dv);
+    const Values<Acc> values = values_of<T>(a, item, chunk, s);
     Prefetch prefetch{{behind<T>(a.k, item, chunk, a.head_dim),
                        behind<T>(a.v, item, chunk, a.value_dim)}};
     for (int64_t h = 0; h < s.heads; ++h) {
@@ -675,8 +691,8 @@ template <class T> void key_gradient(const Attention& a, const Item& item, void*
       product(chunk.count, a.value_dim, a.head_dim, head.keys, s.d_row, int64_t{1}, head.state,
               s.dv, head.values2, s.dv_row, false, prefetch);
       write_head<T>(a.dv, item, chunk, h, a.value_dim, head.values2, s.dv_row);
-      product(chunk.count, a.head_dim, a.value_dim, head.values, s.dv_row, int64_t{1}, head.state2,
-              s.d, head.keys2, s.d_row, false, prefetch);
+      product(chunk.count, a.head_dim, a.value_dim, values.data + h * values.head, values.row,
+              int64_t{1}, head.state2, s.d, head.keys2, s.d_row, false, prefetch);
       for (int64_t i = 0; i < s.d; i += width<Acc>) {
         const Vec<Acc> dz = load(head.row + i);
         for (int64_t t = 0; t < chunk.count; ++t) {
