@@ -16,23 +16,25 @@ part() {  # NAME SECONDS COMMAND...: runs it, keeps what it prints, and whether 
   echo "== $name: $*"
   timeout --kill-after=5 "$limit" "$@" 2>&1 | tee "$OUT/$name.log"
   status=${PIPESTATUS[0]}
-  [ "$status" -eq 124 ] && echo "$name: stopped after $limit seconds"
+  [[ "$status" =~ ^(124|137)$ ]] && echo "$name: stopped after $limit seconds"
   [ "$status" -eq 0 ] || failed+=("$name")
   echo "== $name: exit status $status, $((SECONDS - start)) s"
   return "$status"
 }
 
-part build 180 env L2VIT_MM_BUILD=cuda "$PYTHON" setup.py build_ext --inplace || exit 1
+part build 200 env L2VIT_MM_BUILD=cuda "$PYTHON" setup.py build_ext --inplace || exit 1
 part environment 20 "$PYTHON" -m l2vit_mm
 if "$PYTHON" -c 'import pytest' 2>/dev/null; then
-  part tests 170 "$PYTHON" -m pytest -q -m cuda tests/ops
+  part tests 160 "$PYTHON" -m pytest -q -m cuda tests/ops
 else
-  echo "tests: not run, $PYTHON has no pytest: pip install pytest (without a network: pip" \
-    "download pytest elsewhere, then pip install --no-index --find-links FOLDER pytest)"
+  echo "tests: not run, $PYTHON has no pytest: pip install pytest hypothesis (without a" \
+    "network: pip download them elsewhere, then pip install --no-index --find-links FOLDER ...)"
   failed+=(tests)
 fi
-part bench 90 "$PYTHON" benchmarks/bench_ops.py --device cuda \
-  --json "$OUT/bench_ops.json" --plot "$OUT/bench_ops.png"
+plot=()
+"$PYTHON" -c 'import matplotlib' 2>/dev/null && plot=(--plot "$OUT/bench_ops.png")
+part bench 90 "$PYTHON" benchmarks/bench_ops.py --device cuda --json "$OUT/bench_ops.json" \
+  ${plot[@]+"${plot[@]}"}
 
 echo "== results in $OUT; failed: ${failed[*]:-none}"
 [ ${#failed[@]} -eq 0 ]

@@ -1,5 +1,6 @@
 """The compiled operators, ``torch.ops.l2vit_mm``, where they were built."""
 import functools
+import re
 import warnings
 from pathlib import Path
 
@@ -35,18 +36,40 @@ def build_info() -> dict[str, str]:
     return dict(line.split('=', 1) for line in torch.ops.l2vit_mm.build_info().splitlines())
 
 
+# Looked up once, and not where a call may be traced by torch.compile.
+_archs = build_info().get('archs', '').split()
+
+
 def missing_for(device: torch.device) -> str | None:
     """Why nothing compiled runs on this device, or None."""
     if _error:
         return _error
-    if device.type in ('cpu', 'meta') or device.type == 'cuda' and 'cuda' in build_info():
+    if device.type in ('cpu', 'meta'):
         return None
-    if device.type == 'cuda':
+    if device.type != 'cuda':
+        return f'l2vit_mm has no compiled operators for {device.type}'
+    if not _archs:
         return f'the compiled operators of l2vit_mm were built without CUDA: {_HOW}'
-    return f'l2vit_mm has no compiled operators for {device.type}'
+    if torch.compiler.is_compiling():
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    if not built_for(capability, _archs):
+        return (f'the compiled operators of l2vit_mm were built for the compute capabilities '
+                f"{', '.join(_archs)}, and {device} has {capability[0]}.{capability[1]}: {_HOW}")
+    return None
+
+
+def built_for(capability: tuple[int, int], archs: list[str]) -> bool:
+    """Whether code for these architectures ('8.0', '9.0+PTX') runs on a GPU: machine code on later
+    ones of the same major version, PTX on all later ones."""
+    for arch in archs:
+        number = tuple(int(x) for x in re.match(r'(\d+)\.(\d+)', arch).groups())
+        if number <= capability and (number[0] == capability[0] or arch.endswith('+PTX')):
+            return True
+    return False
 
 
 @functools.cache
 def warn_once(reason: str) -> None:
     """Says once a reason that the slower plain PyTorch runs."""
-    warnings.warn(f'{reason}. Plain PyTorch takes over, several times slower.', stacklevel=3)
+    warnings.warn(f'{reason}. Plain PyTorch takes over, several times slower.', stacklevel=4)

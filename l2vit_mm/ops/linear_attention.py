@@ -60,7 +60,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor | float |
         cu_seqlens (Tensor, optional): packed: where each image begins, and where the last one
             ends, in tokens: (B + 1,), int32 or int64, from 0, not decreasing, at most T.
             On a GPU they are read back once a tensor, to be checked; inside a compiled graph
-            they are not, there wrong offsets are cut to the tensor.
+            they are not: there wrong offsets are cut to the tensor, and the outputs are undefined.
         cu_seqlens_k (Tensor, optional): packed: the same for k and v. None: as ``cu_seqlens``.
         valid_hw (Tensor, optional): padded maps: height and width of each image in tokens, (B, 2),
             int32 or int64. Checked as ``cu_seqlens``.
@@ -94,6 +94,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor | float |
     if v.shape[:-1] != k.shape[:-1]:
         raise ValueError(f'v has the shape {tuple(v.shape)}; accepted is {tuple(k.shape[:-1])} '
                          f'in front, as in k {tuple(k.shape)}')
+    if v.shape[-1] == 0:
+        raise ValueError(f'v has the shape {tuple(v.shape)}; accepted is 1 channel or more')
     _check_scale(scale, q, q.shape[-2])
     if cu_seqlens_k is not None and cu_seqlens is None:
         raise ValueError('cu_seqlens_k is given without cu_seqlens: both are of packed tokens')
@@ -162,7 +164,7 @@ def focused_feature_map(x: Tensor, s: Tensor, power: float = 3, pos: Tensor | No
     Args:
         x (Tensor): (..., C), queries or keys before they are split into heads.
         s (Tensor): the learnt ``scale`` as published, before the softplus; C values, any
-            floating type.
+            floating type. Under -80 or so u is beyond float32.
         power (float): p, the published ``focusing_factor``; positive.
         pos (Tensor, optional): position encoding; leading 1s apart, its shape is the end of x's:
             (N, C) or (1, N, C) for x (B, N, C). Any floating type.
@@ -293,6 +295,8 @@ def _check_offsets(name, offsets, like, num_tokens):
     values = _host_values(offsets)
     if values is None:
         return
+    if num_tokens >= 2**31:
+        raise ValueError(f'{name} is of {num_tokens} tokens; accepted are fewer than 2**31')
     if values[0] != 0:
         raise ValueError(f'{name} begins with {values[0]}; accepted is 0')
     for i, (start, end) in enumerate(itertools.pairwise(values)):
@@ -335,6 +339,8 @@ def _host_values(x):
         return x.tolist()
     if x.device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
         return None
+    if x.is_inference():  # has no version to tell whether it was changed since
+        return x.tolist()
     key, version = id(x), x._version
     known = _read_back.get(key)
     if known is None or known[0]() is not x or known[1] != version:

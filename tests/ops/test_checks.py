@@ -57,6 +57,8 @@ ATTENTION = [
     (DENSE, {'v': tensor(2, 6, 3, 6)}, ValueError,
      'v has the shape (2, 6, 3, 6); accepted is (2, 7, 3) in front, as in k (2, 7, 3, 4)'),
     (DENSE, {'v': tensor(2, 7, 3)}, ValueError, 'v has the shape (2, 7, 3); accepted is (2, 7, 3)'),
+    (DENSE, {'v': tensor(2, 7, 3, 0)}, ValueError,
+     'v has the shape (2, 7, 3, 0); accepted is 1 channel or more'),
     (PACKED, {'q': tensor(1, 9, 3, 4)}, ValueError,
      'q has the shape (1, 9, 3, 4); accepted is (T, H, D) for the packed (cu_seqlens) layout'),
     (PACKED, {'v': tensor(8, 3, 4)}, ValueError,
@@ -253,6 +255,16 @@ def test_values_on_a_gpu_are_checked():
           ValueError, 'k is on cpu; accepted is cuda:0, where q is')
 
 
+@needs_gpu
+def test_sizes_made_in_inference_mode():
+    """They have no version, and so can't be known from one call to the next."""
+    with torch.inference_mode():
+        for name, right in (('cu_seqlens', PACKED_QKV), ('valid_hw', PADDED_QKV)):
+            right = {key: x.cuda() for key, x in right.items()}
+            right[name] = right[name].clone()
+            assert linear_attention_qkv(**right).is_cuda
+
+
 # The operators themselves: no call of them touches foreign memory.
 
 OPTIONS = (True, False, 100., 1e-6)
@@ -296,6 +308,9 @@ OPERATOR = [
     ({'q': tensor(2, 5, 2, 4), 'v': tensor(2, 5, 2, 4, dtype=torch.float64)}, 'type'),
     ({'q': tensor(2, 5, 2, 4, dtype=torch.int32)}, 'floating'),
     ({'q': tensor(2, 5, 2, 300)}, 'channels'),
+    ({'q': tensor(2, 5, 2, 0)}, 'channels'),
+    ({'q': tensor(2, 5, 2, 4), 'v': tensor(2, 5, 2, 0)}, 'channels'),
+    ({'q': tensor(2, 5, 0, 4)}, 'heads'),
     ({'q': tensor(2, 5, 2, 4), 'scale': tensor(3)}, 'scale'),
 ]
 

@@ -116,11 +116,26 @@ def test_plain_pytorch_takes_over_in_a_graph(without_extension):
 
 def test_devices_without_operators(monkeypatch):
     monkeypatch.setattr(extension, '_error', None)
-    monkeypatch.setattr(extension, 'build_info', lambda: {'cpu': 'plain'})
+    monkeypatch.setattr(extension, '_archs', [])
     assert extension.missing_for(torch.device('cpu')) is None
     assert 'built without CUDA' in extension.missing_for(torch.device('cuda'))
     assert 'pip install' in extension.missing_for(torch.device('cuda'))
     assert 'no compiled operators for xpu' in extension.missing_for(torch.device('xpu'))
+
+
+def test_gpus_that_the_operators_were_not_built_for(monkeypatch):
+    monkeypatch.setattr(extension, '_error', None)
+    monkeypatch.setattr(extension, '_archs', ['8.0', '9.0'])
+    device = torch.device('cuda:1')
+    for capability, runs in (((7, 5), False), ((8, 9), True), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda _: capability)
+        missing = extension.missing_for(device)
+        assert missing is None if runs else '8.0, 9.0, and cuda:1 has' in missing
+    assert extension.built_for((12, 0), ['8.0', '9.0+PTX'])  # PTX serves what came later
+    # In a graph the GPU isn't asked, nor anything else that can't be traced.
+    f = torch.compile(lambda x: x + (extension.missing_for(device) is None), backend='eager',
+                      fullgraph=True)
+    assert f(torch.zeros(1)) == 1
 
 
 CODE = """

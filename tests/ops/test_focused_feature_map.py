@@ -192,10 +192,12 @@ def test_length_is_kept(device, backend):
     assert torch.equal(f.argmax(-1), u.argmax(-1))
 
 
+@pytest.mark.parametrize('where', [5, slice(None)], ids=['a channel', 'all'])
+@pytest.mark.parametrize('channels', [16, 20])
 @pytest.mark.parametrize('value', [math.nan, math.inf])
-def test_not_finite_stays_in_its_token(value, device, backend):
-    x = torch.randn(300, 16, device=device, requires_grad=True)
-    s = torch.zeros(16, device=device)
+def test_not_finite_stays_in_its_token(value, channels, where, device, backend):
+    x = torch.randn(300, channels, device=device, requires_grad=True)
+    s = torch.zeros(channels, device=device)
     others = torch.arange(300, device=device) != 150
 
     def run(x):
@@ -203,7 +205,7 @@ def test_not_finite_stays_in_its_token(value, device, backend):
         return out, torch.autograd.grad(out, x, torch.ones_like(out))[0]
 
     before, changed = run(x), x.detach().clone()
-    changed[150, 5] = value
+    changed[150, where] = value
     after = run(changed.requires_grad_())
     for a, b in zip(before, after):
         assert torch.equal(a[others], b[others])

@@ -127,9 +127,10 @@ Attention make_attention(const Tensor& q, const Tensor& k, const Tensor& v, Opti
                         v.sizes().slice(0, q.dim() - 1) == k.sizes().slice(0, q.dim() - 1) &&
                         (!sizes.valid_hw || k.sizes() == q.sizes()),
                     "l2vit_mm: shapes q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes());
-  TORCH_CHECK_VALUE(q.size(-1) <= kMostChannels && v.size(-1) <= kMostChannels,
-                    "l2vit_mm: a head has ", q.size(-1), " and ", v.size(-1),
-                    " channels; accepted are up to ", kMostChannels);
+  TORCH_CHECK_VALUE(q.size(-2) > 0, "l2vit_mm: no heads");
+  for (const Tensor* x : {&q, &v})
+    TORCH_CHECK_VALUE(x->size(-1) > 0 && x->size(-1) <= kMostChannels, "l2vit_mm: a head has ",
+                      x->size(-1), " channels; accepted are 1 to ", kMostChannels);
   if (scale) {
     TORCH_CHECK_VALUE(scale->numel() == q.size(-2), "l2vit_mm: scale has ", scale->numel(),
                       " values for ", q.size(-2), " heads");
@@ -303,7 +304,7 @@ std::tuple<Tensor, Tensor> linear_attention_qkv_backward(
   return {dqkv, dscale};
 }
 
-// The rows of x, copied where they are not equally spaced runs; the tensors that `f` points to.
+// What a FocusedMap points to.
 struct FocusedTensors {
   Tensor x, s;
   OptionalTensor pos;
@@ -314,8 +315,8 @@ FocusedMap make_focused_map(const Tensor& x, const Tensor& s, const OptionalTens
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) >= 1 && s.numel() == x.size(-1),
                     "l2vit_mm: shapes x ", x.sizes(), ", s ", s.sizes());
   const int64_t channels = x.size(-1), rows = x.numel() / channels;
-  // Views of a projection become rows without a copy where the leading dimensions allow.
-  tensors.x = x.stride(-1) == 1 ? x.reshape({rows, channels}) : x.contiguous().view({rows, channels});
+  // Rows that are equally spaced runs, as in a view of a projection, are not copied.
+  tensors.x = (x.stride(-1) == 1 ? x : x.contiguous()).reshape({rows, channels});
   tensors.s = in_acc(s, x);
   if (pos) {
     TORCH_CHECK_VALUE(pos->dim() == 2 && pos->size(1) == channels &&

@@ -42,7 +42,7 @@ const Kernels& choose() {
   }
 #endif
   const char* wanted = std::getenv("L2VIT_MM_CPU");
-  if (!wanted) return *supported.back();
+  if (!wanted || !*wanted) return *supported.back();
   std::string names;
   for (const Kernels* kernels : supported) {
     if (!std::strcmp(kernels->name, wanted)) return *kernels;

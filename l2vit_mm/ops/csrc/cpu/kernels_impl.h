@@ -3,9 +3,9 @@
 //
 // A thread takes its tokens in chunks. The heads of a chunk are copied to small matrices, converted
 // to Acc and mapped by phi on the way; all products are of such matrices, which lie in the caches.
-// Their rows are padded to whole vectors. Tensors are read and written a token at a time, all heads
-// of the item at once: head by head, the rows of a chunk would be short pieces of memory far apart,
-// at distances that make them compete for the same few places of a cache.
+// Their rows are padded to whole vectors. Tensors are read a token at a time, all heads of the item
+// at once: head by head, the rows of a chunk would be short pieces of memory far apart, at distances
+// that make them compete for the same few places of a cache.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -769,6 +769,7 @@ FocusedRow<Acc> focus(const FocusedMap& f, int64_t r, const Acc* inverse, Acc* w
     row.largest = w[i] > row.largest ? w[i] : row.largest;
   }
   for (i = 0; i < width<Acc>; ++i) row.largest = most[i] > row.largest ? most[i] : row.largest;
+  if (!(row.largest > 0)) row.largest = 1;  // all NaN: what pads the row must not become so
   Vec<Acc> squares{}, power_squares{};
   for (i = 0; i < f.channels; i += width<Acc>) {  // what pads a row is zero
     const Vec<Acc> u = load(w + i) / row.largest, powered = raise<Acc>(u, f.power);

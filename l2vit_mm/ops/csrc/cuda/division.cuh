@@ -4,8 +4,8 @@
 
 namespace l2vit::cuda {
 
-// Every image is cut into at most `most` equal parts of at least `least` tokens (the last one
-// apart), in whole tiles of `tile` tokens; `least` is a multiple of it. How an image is cut depends
+// Every image is cut into as many parts as it has times `least` tokens, rounded up, but at most
+// `most`: equal ones, in whole tiles of `tile` tokens; `least` is a multiple of it. How an image is cut depends
 // on its own number of tokens alone, and so do its results.
 //
 // The parts of image i have the slots first_slot(i), first_slot(i) + 1, ... Slots number blocks

@@ -35,9 +35,11 @@ class Launcher {
     error_ = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   }
 
-  // nullptr, or what went wrong
+  // nullptr, or what went wrong. CUDA forgets it, else the next one who asks would be told.
   const char* error() const {
-    return error_ == cudaSuccess ? nullptr : cudaGetErrorString(error_);
+    if (error_ == cudaSuccess) return nullptr;
+    cudaGetLastError();
+    return cudaGetErrorString(error_);
   }
 
  private:
