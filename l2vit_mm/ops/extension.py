@@ -61,9 +61,13 @@ def missing_for(device: torch.device) -> str | None:
 
 def built_for(capability: tuple[int, int], archs: list[str]) -> bool:
     """Whether code for these architectures ('8.0', '9.0+PTX') runs on a GPU: machine code on later
-    ones of the same major version, PTX on all later ones."""
+    ones of the same major version, PTX on all later ones. Other names that torch knows ('Hopper')
+    are left to CUDA, which refuses what it can't run."""
     for arch in archs:
-        number = tuple(int(x) for x in re.match(r'(\d+)\.(\d+)', arch).groups())
+        match = re.match(r'(\d+)\.(\d+)', arch)
+        if match is None:
+            return True
+        number = tuple(int(x) for x in match.groups())
         if number <= capability and (number[0] == capability[0] or arch.endswith('+PTX')):
             return True
     return False

@@ -132,6 +132,7 @@ def test_gpus_that_the_operators_were_not_built_for(monkeypatch):
         missing = extension.missing_for(device)
         assert missing is None if runs else '8.0, 9.0, and cuda:1 has' in missing
     assert extension.built_for((12, 0), ['8.0', '9.0+PTX'])  # PTX serves what came later
+    assert extension.built_for((9, 0), ['8.0', 'Hopper'])  # torch takes such names, too
     # In a graph the GPU isn't asked, nor anything else that can't be traced.
     f = torch.compile(lambda x: x + (extension.missing_for(device) is None), backend='eager',
                       fullgraph=True)
