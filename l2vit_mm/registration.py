@@ -1,7 +1,8 @@
 """What goes into which of MM's registries."""
 from mmengine.registry import MODELS
 
-from l2vit_mm.backbones import L2ViT
+from l2vit_mm import backbones
 
 # The root registry: mmdet, mmseg and mmpretrain all fall back to it.
-MODELS.register_module(module=L2ViT)
+for name in backbones.__all__:
+    MODELS.register_module(module=getattr(backbones, name))

@@ -1,6 +1,7 @@
 """What the hierarchical backbones have in common."""
 import inspect
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 import torch
 from mmengine.model import BaseModule
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from l2vit_mm.layers import TokenLayout
+from l2vit_mm.layers import ResizedTable, TokenLayout
 
 
 def resolve_arch(arch: str | dict, arch_zoo: dict, optional: dict) -> dict:
@@ -34,10 +35,37 @@ def resolve_arch(arch: str | dict, arch_zoo: dict, optional: dict) -> dict:
     if not required <= arch.keys() <= required | optional.keys():
         raise ValueError(f'arch has the keys {sorted(arch)}; needed are {sorted(required)}, '
                          f'accepted also {sorted(optional)}')
-    lengths = {key: len(arch[key]) for key in sorted(required)}
-    if len(set(lengths.values())) != 1:
+    lengths = {key: len(arch[key]) for key in sorted(required) if isinstance(arch[key], Sequence)}
+    if len(set(lengths.values())) > 1:
         raise ValueError(f'arch needs one entry a stage in each list, got lengths {lengths}')
     return {**optional, **arch}
+
+
+def check_heads(channels: Sequence[int], num_heads: Sequence[int]) -> None:
+    """Raises a ValueError unless each stage's channels can be split into its heads."""
+    if any(c % heads for c, heads in zip(channels, num_heads)):
+        raise ValueError(f'arch has channels {channels} and num_heads {num_heads}; accepted '
+                         'are channels that their heads divide')
+
+
+def drop_path_rates(drop_path_rate: float, depths: Sequence[int]) -> Iterator[float]:
+    """Each block's probability of dropping a branch, from 0 in the first to the rate in the last.
+
+    Raises:
+        ValueError: if the rate is none.
+    """
+    if not 0. <= drop_path_rate < 1.:
+        raise ValueError(f'drop_path_rate is {drop_path_rate}; accepted is 0 <= rate < 1')
+    return iter(torch.linspace(0., drop_path_rate, sum(depths), device='cpu').tolist())
+
+
+def _argument_names(cls: type) -> list[str]:
+    """The arguments of a family's class, and of the base that it passes the rest on to."""
+    names = {}
+    for base in cls.__mro__[:cls.__mro__.index(HierarchicalBackbone)]:
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        names.update((p.name, None) for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return list(names)
 
 
 class HierarchicalBackbone(BaseModule):
@@ -45,7 +73,9 @@ class HierarchicalBackbone(BaseModule):
 
     A family's class sets ``stem`` (image to tokens and their layout), ``downsamples`` (one before
     each stage but the first) and ``stages`` (lists of blocks, each called with tokens and their
-    layout), then calls :meth:`finish`.
+    layout), then calls :meth:`finish`. A plain backbone is one without ``downsamples``, with a
+    stage a block. Where stages end in norms that are part of the model, ``stage_norms`` has one
+    a stage.
 
     Args:
         in_channels (int): channels of the image.
@@ -61,13 +91,16 @@ class HierarchicalBackbone(BaseModule):
         unknown (dict): arguments that the family's class doesn't have; any is an error.
     """
 
+    # Published names (regular expressions, matched from the start) to ours, applied one after the
+    # other; None: dropped.
+    published_names = ()
+
     def __init__(self, *, in_channels: int, out_indices: Sequence[int], frozen_stages: int,
                  norm_eval: bool, with_cp: bool, output_norm: bool, pretrained: str | None,
                  init_cfg: dict | list | None, unknown: dict) -> None:
         name = type(self).__name__
         if unknown:
-            parameters = inspect.signature(type(self).__init__).parameters.values()
-            accepted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
+            accepted = _argument_names(type(self))
             raise TypeError(f'{name} got unknown arguments {", ".join(sorted(unknown))}; '
                             f'accepted are {", ".join(accepted)}')
         if pretrained is not None:
@@ -82,6 +115,7 @@ class HierarchicalBackbone(BaseModule):
         self.norm_eval = norm_eval
         self.with_cp = with_cp
         self.output_norm = output_norm
+        self.stage_norms = None
         self._initialising = False
 
     def finish(self, channels: Sequence[int]) -> None:
@@ -130,7 +164,8 @@ class HierarchicalBackbone(BaseModule):
 
         Returns:
             tuple[Tensor]: for each stage s of ``out_indices`` a contiguous
-            (B, C_s, ceil(h / stride_s), ceil(w / stride_s)), strides 4, 8, 16, 32.
+            (B, C_s, ceil(h / stride_s), ceil(w / stride_s)), strides 4, 8, 16, 32 (16 for all
+            of a plain backbone).
 
         Raises:
             ValueError: if the shape is another.
@@ -141,10 +176,12 @@ class HierarchicalBackbone(BaseModule):
         x, layout = self.stem(x)
         outs = {}
         for index, stage in enumerate(self.stages[:max(self.out_indices) + 1]):
-            if index:
+            if index and len(self.downsamples):
                 x, layout = self.downsamples[index - 1](x, layout)
             for block in stage:
                 x = self._run(block, x, layout)
+            if self.stage_norms is not None:
+                x = self.stage_norms[index](x)
             if index in self.out_indices:
                 out = getattr(self, f'norm{index}')(x) if self.output_norm else x
                 outs[index] = layout.to_map(out).contiguous()
@@ -160,7 +197,8 @@ class HierarchicalBackbone(BaseModule):
             return []
         return [
             self.stem, *self.stages[:self.frozen_stages],
-            *self.downsamples[:max(self.frozen_stages - 1, 0)]
+            *self.downsamples[:max(self.frozen_stages - 1, 0)],
+            *(self.stage_norms or [])[:self.frozen_stages]
         ]
 
     def train(self, mode: bool = True) -> 'HierarchicalBackbone':
@@ -183,8 +221,8 @@ class HierarchicalBackbone(BaseModule):
 
         Returns:
             tuple[int, int]: the depth (0 for the stem, then one a block; downsampling counts with
-            the block after it; output norms and whatever is not the backbone's come last), and
-            the number of depths.
+            the block after it, a stage's own norm with the block before; output norms and
+            whatever is not the backbone's come last), and the number of depths.
         """
         depths = [len(stage) for stage in self.stages]
         num_layers = sum(depths) + 2
@@ -195,6 +233,8 @@ class HierarchicalBackbone(BaseModule):
             return 0, num_layers
         if kind == 'downsamples':
             return sum(depths[:int(rest[0]) + 1]) + 1, num_layers
+        if kind == 'stage_norms':
+            return sum(depths[:int(rest[0]) + 1]), num_layers
         if kind == 'stages':
             return sum(depths[:int(rest[0])]) + int(rest[1]) + 1, num_layers
         return num_layers - 1, num_layers
@@ -215,14 +255,21 @@ class HierarchicalBackbone(BaseModule):
         finally:
             self._initialising = False
 
-    @staticmethod
-    def rename_published(key: str) -> str | None:
+    @classmethod
+    def rename_published(cls, key: str) -> str | None:
         """Our name for a published file's, itself for one of ours, None for what is dropped."""
+        for pattern, name in cls.published_names:
+            if name is None and re.match(pattern, key):
+                return None
+            if name is not None:
+                key = re.sub(f'^(?:{pattern})', name, key)
         return key
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # torch's and mmengine's loaders both come through here, before they look at the children.
         own = self.state_dict()
+        tables = {f'{name}.table': module for name, module in self.named_modules()
+                  if isinstance(module, ResizedTable)}
         if self._initialising and isinstance(state_dict.get('model'), dict):
             published = state_dict['model']
             state_dict.clear()
@@ -234,8 +281,10 @@ class HierarchicalBackbone(BaseModule):
             # A file can have output norms of stages that are not returned here.
             if name is None or (self._is_output_norm(name) and name not in own):
                 continue
+            if name in tables:
+                value = tables[name].fit(value)
             # Published parameters can have further axes of length 1.
-            if name in own and value.squeeze().shape == own[name].squeeze().shape:
+            elif name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
             loaded[name] = value
         for name, value in own.items():

@@ -1,14 +1,12 @@
 """L2ViT (arXiv 2501.16182): window attention and linear global attention in turn."""
-import re
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from l2vit_mm.backbones.base import HierarchicalBackbone, resolve_arch
+from l2vit_mm.backbones.base import HierarchicalBackbone, check_heads, drop_path_rates, resolve_arch
 from l2vit_mm.layers import (MLP, ConditionalPositionEncoding, ConvStem, Downsample, DropPath,
-                             EnhancedLinearAttention, LocalConcentrationModule, TokenLayout,
-                             WindowAttention)
+                             EnhancedLinearAttention, LocalConcentrationModule, SelfAttention,
+                             SoftmaxAttention, TokenLayout, Window)
 
 
 class WindowBlock(nn.Module):
@@ -27,7 +25,8 @@ class WindowBlock(nn.Module):
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
-        self.attn = WindowAttention(channels, num_heads, window_size)
+        self.attn = SelfAttention(channels, SoftmaxAttention(num_heads),
+                                  Window(window_size, window_size))
         self.cpe2 = ConditionalPositionEncoding(channels)
         self.mlp_norm = nn.LayerNorm(channels)
         self.mlp = MLP(channels, mlp_ratio)
@@ -38,7 +37,7 @@ class WindowBlock(nn.Module):
         x = self.cpe1(x, layout)
         x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
         x = self.cpe2(x, layout)
-        return x + self.drop_path(self.mlp(self.mlp_norm(x)), layout)
+        return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
 class LinearBlock(nn.Module):
@@ -69,7 +68,7 @@ class LinearBlock(nn.Module):
         x = self.cpe1(x, layout)
         x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
         x = x + self.drop_path(self.lcm(self.lcm_norm(x), layout), layout)
-        return x + self.drop_path(self.mlp(self.mlp_norm(x)), layout)
+        return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
 class L2ViT(HierarchicalBackbone):
@@ -122,7 +121,6 @@ class L2ViT(HierarchicalBackbone):
                          num_heads=(4, 8, 16, 32), window_size=12),
     }
 
-    # Published name (a regular expression) to ours; None: dropped.
     published_names = (
         (r'downsample_layers\.0\.proj\.proj\.0\.', 'stem.conv1.'),
         (r'downsample_layers\.0\.proj\.proj\.1\.', 'stem.bn1.'),
@@ -154,20 +152,16 @@ class L2ViT(HierarchicalBackbone):
                          unknown=unknown)
         settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.))
         channels, depths, num_heads = (settings[k] for k in ('channels', 'depths', 'num_heads'))
-        if any(c % heads for c, heads in zip(channels, num_heads)):
-            raise ValueError(f'arch has channels {channels} and num_heads {num_heads}; accepted '
-                             'are channels that their heads divide')
+        check_heads(channels, num_heads)
         if window_size is None:
             window_size = settings['window_size']
         if window_size < 1:
             raise ValueError(f'window_size is {window_size}; accepted is 1 or more tokens')
-        if not 0. <= drop_path_rate < 1.:
-            raise ValueError(f'drop_path_rate is {drop_path_rate}; accepted is 0 <= rate < 1')
 
         self.stem = ConvStem(in_channels, channels[0], norm_cfg)
         self.downsamples = nn.ModuleList(
             Downsample(before, after) for before, after in zip(channels, channels[1:]))
-        rates = iter(torch.linspace(0., drop_path_rate, sum(depths), device='cpu').tolist())
+        rates = drop_path_rates(drop_path_rate, depths)
         self.stages = nn.ModuleList()
         for stage_channels, depth, heads in zip(channels, depths, num_heads):
             blocks = []
@@ -179,10 +173,3 @@ class L2ViT(HierarchicalBackbone):
                     WindowBlock(*args, **common, window_size=window_size))
             self.stages.append(nn.ModuleList(blocks))
         self.finish(channels)
-
-    @classmethod
-    def rename_published(cls, key: str) -> str | None:
-        for pattern, name in cls.published_names:
-            if re.match(pattern, key):
-                return None if name is None else re.sub(f'^{pattern}', name, key)
-        return key

@@ -1,36 +1,40 @@
-"""Attentions over the tokens of a :class:`TokenLayout`."""
+"""Attentions over the tokens of a :class:`TokenLayout`, with the Linears around them."""
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.common import pad_to_multiple
+from l2vit_mm.layers.layout import TokenLayout, Window
+from l2vit_mm.layers.position import RelativePositionBias
 from l2vit_mm.ops import linear_attention_qkv
 
 
-class WindowAttention(nn.Module):
-    """Softmax attention inside windows, with no position bias and no shift (L2ViT's local half).
+class SelfAttention(nn.Module):
+    """One Linear to queries, keys and values, an attention over windows or whole maps, and the
+    output Linear.
 
     Maps are zero-padded right and bottom to whole windows; the padding takes part, as published.
 
     Args:
         channels (int): C.
-        num_heads (int): H, a divisor of C.
-        window_size (int): side of the square windows in tokens.
+        core (nn.Module): the attention proper, one of :mod:`l2vit_mm.layers.cores`.
+        window (Window, optional): None: whole maps.
     """
 
-    def __init__(self, channels: int, num_heads: int, window_size: int) -> None:
+    def __init__(self, channels: int, core: nn.Module, window: Window | None = None) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.window = (window_size, window_size)
+        self.window = window
         self.qkv = nn.Linear(channels, 3 * channels)
+        self.core = core
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
-        windows = layout.to_windows(x, self.window)
-        qkv = self.qkv(windows).unflatten(-1, (3, self.num_heads, -1))  # (windows, n, 3, H, D)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (windows, H, n, D)
-        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        if self.window is None:
+            return self.proj(self.core(*self.qkv(x).chunk(3, -1), layout, layout))
+        windows, window_layout = layout.to_windows(x, self.window)
+        q, k, v = self.qkv(windows).chunk(3, -1)
+        out = self.core(q, k, v, window_layout, window_layout)
         # The output Linear works a token at a time: after the crop it has less to do.
         return self.proj(layout.from_windows(out, self.window))
 
@@ -56,3 +60,75 @@ class EnhancedLinearAttention(nn.Module):
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
         out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.).flatten(-2)
         return self.proj(layout.from_sequences(out))
+
+
+class SpatialReductionAttention(nn.Module):
+    """PVT's attention (arXiv 2102.12122): keys and values come from a map that a convolution has
+    made r times smaller.
+
+    Args:
+        channels (int): C.
+        core (nn.Module): the attention proper, one of :mod:`l2vit_mm.layers.cores`.
+        reduction (int): r; 1: keys and values from the map itself. Maps are zero-padded right and
+            bottom to multiples of it.
+    """
+
+    def __init__(self, channels: int, core: nn.Module, reduction: int) -> None:
+        super().__init__()
+        self.q = nn.Linear(channels, channels)
+        self.kv = nn.Linear(channels, 2 * channels)
+        if reduction > 1:
+            self.reduction = nn.Conv2d(channels, channels, reduction, stride=reduction)
+            self.reduction_norm = nn.LayerNorm(channels)
+        else:
+            self.reduction = None
+        self.core = core
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        q, reduced, key_layout = self.q(x), x, layout
+        if self.reduction is not None:
+            feature_map = pad_to_multiple(layout.to_map(x), self.reduction.stride[0])
+            feature_map = self.reduction(feature_map)
+            key_layout = TokenLayout.of_map(feature_map)
+            reduced = self.reduction_norm(key_layout.from_map(feature_map))
+        k, v = self.kv(reduced).chunk(2, -1)
+        return self.proj(self.core(q, k, v, layout, key_layout))
+
+
+class ShiftedWindowAttention(nn.Module):
+    """Swin's softmax attention in windows with a relative position bias (arXiv 2103.14030).
+
+    In a shifted window, tokens that are no neighbours in the map don't attend to each other. Maps
+    are zero-padded right and bottom to whole windows; the padding takes part, as published.
+
+    Args:
+        channels (int): C.
+        num_heads (int): H, a divisor of C.
+        window_size (int): side of the square windows in tokens.
+        shift (bool): whether windows are moved by half of their size.
+    """
+
+    def __init__(self, channels: int, num_heads: int, window_size: int, shift: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.window = Window(window_size, window_size, shift=shift)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.bias = RelativePositionBias(num_heads, window_size)
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        windows, window_layout = layout.to_windows(x, self.window)
+        qkv = window_layout.to_sequences(self.qkv(windows))
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (windows, H, n, D)
+        bias = self.bias()[None].to(q.dtype)
+        parts = layout.window_parts(self.window, x.device)
+        if parts is not None:
+            apart = parts[:, None, :, None] != parts[:, None, None, :]
+            bias = bias.masked_fill(apart, -100.)  # published so, and not minus infinity
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        out = window_layout.from_sequences(out.transpose(1, 2).flatten(2))
+        return self.proj(layout.from_windows(out, self.window))

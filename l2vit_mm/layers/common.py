@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from l2vit_mm.layers.layout import TokenLayout
 from l2vit_mm.layers.norm import build_batch_norm
+from l2vit_mm.layers.position import PositionTable
 
 
 def depthwise_conv(channels: int, kernel_size: int) -> nn.Conv2d:
@@ -47,16 +48,49 @@ class MLP(nn.Module):
     Args:
         channels (int): C.
         ratio (float): width of the hidden layer over C.
+        depthwise (bool): a 3x3 depthwise convolution before the GELU (PVTv2, arXiv 2106.13797).
     """
 
-    def __init__(self, channels: int, ratio: float) -> None:
+    def __init__(self, channels: int, ratio: float, depthwise: bool = False) -> None:
         super().__init__()
         hidden = int(channels * ratio)
         self.fc1 = nn.Linear(channels, hidden)
+        self.dwconv = depthwise_conv(hidden, 3) if depthwise else None
         self.fc2 = nn.Linear(hidden, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        x = self.fc1(x)
+        if self.dwconv is not None:
+            x = layout.from_map(self.dwconv(layout.to_map(x)))
+        return self.fc2(F.gelu(x))
+
+
+class TransformerBlock(nn.Module):
+    """x + Attention(LN(x)), then x + MLP(LN(x)).
+
+    Args:
+        channels (int): C.
+        attn (nn.Module): the attention, called with tokens and their layout.
+        mlp_ratio (float): hidden width of the MLP over C.
+        drop_path (float): probability of dropping a branch.
+        norm_eps (float): of the LayerNorms.
+        depthwise_mlp (bool): whether the MLP has its depthwise convolution.
+    """
+
+    def __init__(self, channels: int, attn: nn.Module, mlp_ratio: float, drop_path: float,
+                 norm_eps: float = 1e-5, depthwise_mlp: bool = False) -> None:
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(channels, norm_eps)
+        self.attn = attn
+        self.mlp_norm = nn.LayerNorm(channels, norm_eps)
+        self.mlp = MLP(channels, mlp_ratio, depthwise_mlp)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Tokens (..., C) to tokens (..., C)."""
+        x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
+        return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
 class ConditionalPositionEncoding(nn.Module):
@@ -94,6 +128,45 @@ class LocalConcentrationModule(nn.Module):
         """Tokens (..., C) to tokens (..., C)."""
         feature_map = layout.to_map(x)
         return layout.from_map(self.conv2(self.bn(F.gelu(self.conv1(feature_map)))))
+
+
+class PatchEmbedding(nn.Module):
+    """A strided convolution, then LayerNorm and a learnt vector for each place, where there are.
+
+    Maps are zero-padded right and bottom to a multiple of the stride: sizes are rounded up.
+
+    Args:
+        in_channels (int): channels before.
+        channels (int): channels after, C.
+        kernel_size (int): of the convolution.
+        stride (int): of the convolution.
+        padding (int): of the convolution, on all sides.
+        norm (bool): LayerNorm after the convolution.
+        position (PositionTable, optional): what is added at the end.
+    """
+
+    def __init__(self, in_channels: int, channels: int, kernel_size: int, stride: int,
+                 padding: int = 0, norm: bool = True,
+                 position: PositionTable | None = None) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, channels, kernel_size, stride, padding)
+        self.norm = nn.LayerNorm(channels) if norm else None
+        self.position = position
+
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> tuple[Tensor, TokenLayout]:
+        """An image (B, in_channels, h, w), or tokens (..., in_channels) of a layout, to tokens
+        (..., C) and their layout."""
+        if layout is not None:
+            x = layout.to_map(x)
+        x = pad_to_multiple(x, self.proj.stride[0]).contiguous(memory_format=torch.channels_last)
+        x = self.proj(x)
+        layout = TokenLayout.of_map(x)
+        x = layout.from_map(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.position is not None:
+            x = x + self.position(layout)
+        return x, layout
 
 
 class ConvStem(nn.Module):

@@ -1,9 +1,28 @@
 """How the tokens of a batch of images lie in memory: known to this class alone."""
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Window:
+    """How maps are cut into windows for local attention; sizes in tokens.
+
+    Args:
+        height (int, optional): None: that of the map, which makes vertical stripes.
+        width (int, optional): None: that of the map, which makes horizontal stripes.
+        shift (bool): move the windows by half of their size (rounded down), along each axis where
+            the map is larger than a window.
+        clip (bool): make a window no larger than the map, instead of padding the map.
+    """
+    height: int | None
+    width: int | None
+    shift: bool = False
+    clip: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,29 +63,71 @@ class TokenLayout:
         """Sequences (B, H * W, C) as tokens (..., C)."""
         return sequences.unflatten(1, (self.height, self.width))
 
-    def to_windows(self, tokens: Tensor, window: tuple[int, int]) -> Tensor:
-        """Cuts maps, zero-padded right and bottom, into windows.
+    def to_windows(self, tokens: Tensor, window: Window) -> tuple[Tensor, 'TokenLayout']:
+        """Cuts maps, zero-padded right and bottom, into windows, which are small maps.
+
+        With a shift the padded map is rolled up and to the left before it is cut.
 
         Args:
             tokens (Tensor): (..., C).
-            window (tuple[int, int]): height h and width w of a window in tokens.
+            window (Window): the windows' size and shift.
 
         Returns:
-            Tensor: (windows of all images, h * w, C).
+            tuple[Tensor, TokenLayout]: tokens of all windows, image by image, row by row, and
+            their layout.
         """
-        h, w = window
+        h, w, shift = self._cut(window)
         pad_h, pad_w = -self.height % h, -self.width % w
         if pad_h or pad_w:
             tokens = F.pad(tokens, (0, 0, 0, pad_w, 0, pad_h))
-        return rearrange(tokens, 'b (y h) (x w) c -> (b y x) (h w) c', h=h, w=w)
+        if any(shift):
+            tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
+        windows = rearrange(tokens, 'b (y h) (x w) c -> (b y x) h w c', h=h, w=w)
+        return windows, TokenLayout(windows.shape[0], h, w)
 
-    def from_windows(self, windows: Tensor, window: tuple[int, int]) -> Tensor:
+    def from_windows(self, windows: Tensor, window: Window) -> Tensor:
         """Puts windows (as :meth:`to_windows` gives them) together and crops the padding."""
-        h, w = window
+        h, w, shift = self._cut(window)
         rows, columns = -(-self.height // h), -(-self.width // w)
-        tokens = rearrange(windows, '(b y x) (h w) c -> b (y h) (x w) c', y=rows, x=columns, h=h)
+        tokens = rearrange(windows, '(b y x) h w c -> b (y h) (x w) c', y=rows, x=columns)
+        if any(shift):
+            tokens = tokens.roll(shift, (1, 2))
         return tokens[:, :self.height, :self.width]
+
+    def window_parts(self, window: Window, device: torch.device) -> Tensor | None:
+        """Which tokens of a shifted window were neighbours before the map was rolled.
+
+        Returns:
+            Tensor, optional: (windows of all images, h * w): numbers of the parts that each window
+            consists of; None where nothing is shifted.
+        """
+        h, w, shift = self._cut(window)
+        if not any(shift):
+            return None
+        rows, columns = -(-self.height // h), -(-self.width // w)
+        # What was rolled over the edge is in the last rows and columns.
+        y = torch.arange(rows * h, device=device) >= rows * h - shift[0]
+        x = torch.arange(columns * w, device=device) >= columns * w - shift[1]
+        parts = rearrange(2 * y[:, None] + x, '(y h) (x w) -> (y x) (h w)', h=h, w=w)
+        return parts.repeat(self.batch, 1)
+
+    def _cut(self, window: Window) -> tuple[int, int, tuple[int, int]]:
+        """Height, width and shift of the windows on maps of this size."""
+        h, w = window.height or self.height, window.width or self.width
+        if window.clip:
+            h, w = min(h, self.height), min(w, self.width)
+        if not window.shift:
+            return h, w, (0, 0)
+        return h, w, (h // 2 if self.height > h else 0, w // 2 if self.width > w else 0)
 
     def per_image(self, values: Tensor) -> Tensor:
         """One value an image, (B,), in a shape that broadcasts over the tokens."""
         return values.view(-1, 1, 1, 1)
+
+    def per_position(self, table: Callable[[int, int], Tensor]) -> Tensor:
+        """What depends on a token's place alone, in a shape that broadcasts over the tokens.
+
+        Args:
+            table (Callable): height and width of a map to an (H, W, C) tensor.
+        """
+        return table(self.height, self.width)

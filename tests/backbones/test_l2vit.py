@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from l2vit_mm.backbones import L2ViT
+from l2vit_mm.layers import Window
 from tests import golden
 
 MODELS = golden.load('l2vit')
@@ -231,7 +232,7 @@ def test_own_arch():
     assert [tuple(out.shape) for out in model(torch.randn(1, 3, 33, 17))] == [(1, 16, 9, 5),
                                                                             (1, 32, 5, 3)]
     assert model.stages[0][0].mlp.fc1.out_features == 32
-    assert model.stages[0][0].attn.window == (4, 4)
+    assert model.stages[0][0].attn.window == Window(4, 4)
 
 
 def test_initialisation():

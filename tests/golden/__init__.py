@@ -26,11 +26,18 @@ def fill(key: str, shape: list[int]) -> Tensor:
     last = key.rpartition('.')[2]
     if last == 'num_batches_tracked':
         return torch.zeros(shape, dtype=torch.long)
+    if last in ('relative_position_index', 'attn_mask'):
+        return torch.full(shape, 7.)  # derived: a file's values are to be ignored
     n = np.asarray(_normal(key, shape))
     if last == 'running_var':
         n = np.exp(0.1 * n)
     elif last == 'temperature':
         n = 0.17 + 0.02 * n
+    elif last == 'scale':
+        n = 0.3 * n
+    elif last in ('positional_encoding', 'relative_position_bias_table') or last.startswith(
+            'pos_embed'):
+        n = 0.2 * n
     elif last == 'weight':
         n = n / np.sqrt(np.prod(shape[1:])) if n.ndim > 1 else 1 + 0.1 * n
     else:

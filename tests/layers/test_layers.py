@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from l2vit_mm.layers import DropPath, TokenLayout, WindowAttention
+from l2vit_mm.layers import DropPath, SelfAttention, SoftmaxAttention, TokenLayout, Window
 
 
 def test_drop_path_drops_whole_images_and_keeps_the_mean():
@@ -17,7 +17,7 @@ def test_drop_path_drops_whole_images_and_keeps_the_mean():
 
 def test_window_attention_against_its_formula():
     torch.manual_seed(0)
-    attention = WindowAttention(8, 2, 3).double()
+    attention = SelfAttention(8, SoftmaxAttention(2), Window(3, 3)).double()
     x = torch.randn(1, 4, 5, 8, dtype=torch.float64)
     out = attention(x, TokenLayout(1, 4, 5))
     padded = nn.functional.pad(x, (0, 0, 0, 1, 0, 2))

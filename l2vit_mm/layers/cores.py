@@ -1,0 +1,229 @@
+"""Attentions proper: queries, keys and values to outputs. The Linears around are the caller's.
+
+Each is called with tokens q (..., C) of one layout and k, v (..., C) of a layout with the same
+images (another one where keys come from a smaller map), and gives tokens (..., C) like q. Below, i
+is a query, j a key of the same image, M their number, D the channels of a head.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.position import PositionTable
+from l2vit_mm.ops import focused_feature_map, linear_attention
+
+
+def _heads(tokens: Tensor, layout: TokenLayout, num_heads: int) -> Tensor:
+    """Tokens (..., C) to (B, N, H, D)."""
+    return layout.to_sequences(tokens).unflatten(-1, (num_heads, -1))
+
+
+class SharedDepthwiseConv(nn.Conv2d):
+    """A depthwise convolution over maps of values, the same for every head.
+
+    Args:
+        head_dim (int): D.
+        kernel_size (int): odd.
+    """
+
+    def __init__(self, head_dim: int, kernel_size: int) -> None:
+        super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2,
+                         groups=head_dim)
+
+    def forward(self, v: Tensor, key_layout: TokenLayout, layout: TokenLayout) -> Tensor:
+        """Values (..., C) of ``key_layout`` to tokens (..., C) of ``layout``.
+
+        Where the layouts differ, an image's values are first stretched to its number of queries,
+        linearly along the flattened sequence and not in the plane: odd, but published so.
+        """
+        if key_layout != layout:
+            sequences = key_layout.to_sequences(v).transpose(1, 2)
+            stretched = F.interpolate(sequences, layout.height * layout.width, mode='linear')
+            v = layout.from_sequences(stretched.transpose(1, 2))
+        channels = v.shape[-1]
+        repeats = channels // self.in_channels
+        weight, bias = self.weight.repeat(repeats, 1, 1, 1), self.bias.repeat(repeats)
+        return layout.from_map(F.conv2d(layout.to_map(v), weight, bias, padding=self.padding,
+                                        groups=channels))
+
+
+class FocusedLinearAttention(nn.Module):
+    """FLatten's focused linear attention (arXiv 2308.00442)::
+
+        q' = f(q)    k' = f(k + P)      f: l2vit_mm.ops.focused_feature_map
+        out_i = q'_i (sum_j k'_j^T v_j / M) / (q'_i . sum_j k'_j / M + 1e-6) + DWConv(v)_i
+
+    P is a learnt vector for each place of the keys' map; DWConv is the same for every head.
+
+    Args:
+        channels (int): C.
+        num_heads (int): H, a divisor of C.
+        key_size (tuple[int, int]): height and width of the keys' map at which P is learnt.
+        focusing_factor (float): the power in f.
+        kernel_size (int): of the depthwise convolution, odd.
+    """
+
+    def __init__(self, channels: int, num_heads: int, key_size: tuple[int, int],
+                 focusing_factor: float = 3, kernel_size: int = 5) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.focusing_factor = focusing_factor
+        self.scale = nn.Parameter(torch.zeros(channels))
+        self.position = PositionTable(channels, key_size)
+        self.dwc = SharedDepthwiseConv(channels // num_heads, kernel_size)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+                key_layout: TokenLayout) -> Tensor:
+        q = focused_feature_map(q, self.scale, self.focusing_factor)
+        k = focused_feature_map(k, self.scale, self.focusing_factor, self.position(key_layout))
+        out = linear_attention(_heads(q, layout, self.num_heads),
+                               _heads(k, key_layout, self.num_heads),
+                               _heads(v, key_layout, self.num_heads),
+                               feature_map='identity', normalizer='mean')
+        return layout.from_sequences(out.flatten(-2)) + self.dwc(v, key_layout, layout)
+
+
+class SoftmaxAttention(nn.Module):
+    """out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j.
+
+    Args:
+        num_heads (int): H.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+                key_layout: TokenLayout) -> Tensor:
+        q = _heads(q, layout, self.num_heads).transpose(1, 2)  # (B, H, N, D)
+        k, v = (_heads(x, key_layout, self.num_heads).transpose(1, 2) for x in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return layout.from_sequences(out.flatten(-2))
+
+
+class MappedLinearAttention(nn.Module):
+    """Linear attention of one feature map, and perhaps a local branch::
+
+        out_i = sum_j (phi(q_i) . phi(k_j)) v_j / (sum_j phi(q_i) . phi(k_j)) + DWConv(v)_i
+
+    - 'relu': phi(x) = max(x, 0).
+    - 'elu': phi(x) = elu(x) + 1 (arXiv 2006.16236).
+    - 'angular': phi(x) = (x / |x| / sqrt(pi), 1 / sqrt(2)), so that phi(q) . phi(k) is
+      1/2 + q.k / pi of normalised q and k: the linear part of Castling-ViT's angular kernel
+      (arXiv 2211.10526).
+
+    With a depthwise convolution over the map of values, 'relu' is EfficientViT's enhanced linear
+    attention (arXiv 2205.14756), 'angular' Castling-ViT's without its training-only branch.
+
+    Args:
+        channels (int): C.
+        num_heads (int): H, a divisor of C.
+        feature_map (str): 'relu', 'elu' or 'angular'.
+        kernel_size (int, optional): of the depthwise convolution, odd; None: there is none.
+    """
+
+    def __init__(self, channels: int, num_heads: int, feature_map: str,
+                 kernel_size: int | None = None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.feature_map = feature_map
+        self.dwc = (None if kernel_size is None else
+                    SharedDepthwiseConv(channels // num_heads, kernel_size))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+                key_layout: TokenLayout) -> Tensor:
+        out = linear_attention(self._map(_heads(q, layout, self.num_heads)),
+                               self._map(_heads(k, key_layout, self.num_heads)),
+                               _heads(v, key_layout, self.num_heads),
+                               feature_map='relu' if self.feature_map == 'relu' else 'identity',
+                               normalizer='mean')
+        out = layout.from_sequences(out.flatten(-2))
+        return out if self.dwc is None else out + self.dwc(v, key_layout, layout)
+
+    def _map(self, x: Tensor) -> Tensor:
+        if self.feature_map == 'elu':
+            return F.elu(x) + 1
+        if self.feature_map == 'angular':
+            return F.pad(F.normalize(x, dim=-1) / math.sqrt(math.pi), (0, 1), value=0.5**0.5)
+        return x  # the operator has ReLU
+
+
+class HydraAttention(nn.Module):
+    """Hydra attention (arXiv 2209.07484), as many heads as channels::
+
+        out_i = q_i / |q_i| * sum_j k_j / |k_j| * v_j       products channel by channel
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+                key_layout: TokenLayout) -> Tensor:
+        products = key_layout.to_sequences(F.normalize(k, dim=-1) * v)
+        state = products.sum(1, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32))
+        out = layout.to_sequences(F.normalize(q, dim=-1)) * state
+        return layout.from_sequences(out.to(v.dtype))
+
+
+class EfficientAttention(nn.Module):
+    """Efficient attention (arXiv 1812.01243): softmax of queries over a head's channels, of keys
+    over positions::
+
+        out_i = softmax_d(q_i) (sum_j softmax_j(k)_j^T v_j)
+
+    Args:
+        num_heads (int): H.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+                key_layout: TokenLayout) -> Tensor:
+        # Half precision has no room for weights of one in 60,000.
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        q = _heads(q, layout, self.num_heads).softmax(-1, dtype=dtype)
+        k = _heads(k, key_layout, self.num_heads).softmax(1, dtype=dtype)
+        values = _heads(v, key_layout, self.num_heads).to(dtype)
+        # q . sum_j k_j is 1, so the division that the operator does changes nothing.
+        out = linear_attention(q, k, values, feature_map='identity', denom_min=0.5)
+        return layout.from_sequences(out.flatten(-2).to(v.dtype))
+
+
+ATTENTIONS = ('focused', 'hydra', 'efficient', 'angular', 'enhanced', 'relu', 'elu', 'softmax')
+
+
+def build_attention(attention: str, channels: int, num_heads: int, key_size: tuple[int, int],
+                    focusing_factor: float = 3, kernel_size: int = 5) -> nn.Module:
+    """Builds one of the attentions that linear blocks can have.
+
+    Args:
+        attention (str): one of ``ATTENTIONS``. 'enhanced' is 'relu' with a depthwise convolution.
+        channels (int): C.
+        num_heads (int): H, a divisor of C; 'hydra' has its own.
+        key_size (tuple[int, int]): as in :class:`FocusedLinearAttention`; used by 'focused'.
+        focusing_factor (float): likewise.
+        kernel_size (int): of the depthwise convolution of 'focused', 'angular' and 'enhanced'.
+
+    Raises:
+        ValueError: for an argument that is not accepted; it names it.
+    """
+    if attention not in ATTENTIONS:
+        raise ValueError(f'attention is {attention!r}; accepted are {", ".join(ATTENTIONS)}')
+    if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(f'kernel_size is {kernel_size!r}; accepted are odd numbers from 1')
+    if not focusing_factor > 0:
+        raise ValueError(f'focusing_factor is {focusing_factor!r}; accepted are numbers over 0')
+    if attention == 'focused':
+        return FocusedLinearAttention(channels, num_heads, key_size, focusing_factor, kernel_size)
+    if attention == 'softmax':
+        return SoftmaxAttention(num_heads)
+    if attention == 'hydra':
+        return HydraAttention()
+    if attention == 'efficient':
+        return EfficientAttention(num_heads)
+    if attention == 'enhanced':
+        return MappedLinearAttention(channels, num_heads, 'relu', kernel_size)
+    return MappedLinearAttention(channels, num_heads, attention,
+                                 kernel_size if attention == 'angular' else None)

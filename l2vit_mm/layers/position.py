@@ -1,0 +1,136 @@
+"""What was learnt a position at one map size, for maps of any size."""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from l2vit_mm.layers.layout import TokenLayout
+
+# Maps whose resized table is kept. A test set has two common sizes, landscape and portrait; a
+# table at 800 x 1333 pixels and stride 4 takes 25 MB at 96 channels.
+_KEPT_SIZES = 4
+
+
+def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
+    """Resizes an (h, w, C) table to (height, width, C), half-pixel, without antialiasing."""
+    if table.shape[:2] == (height, width):
+        return table
+    table = table.permute(2, 0, 1)[None]
+    table = F.interpolate(table, (height, width), mode=mode, align_corners=False)
+    return table[0].permute(1, 2, 0).contiguous()
+
+
+class ResizedTable(nn.Module):
+    """A learnt table that can be loaded from one of another size."""
+
+    table: nn.Parameter
+
+    def fit(self, loaded: Tensor) -> Tensor:
+        """A loaded table, of whatever leading 1s and size, in the shape of this one.
+
+        Returns:
+            Tensor: resized and reshaped; ``loaded`` itself where the two don't match at all.
+        """
+        raise NotImplementedError
+
+
+class PositionTable(ResizedTable):
+    """A learnt vector for each place of a map, resized where the map has another size.
+
+    The resized table is kept for the sizes seen last, while nothing is learnt: in eval mode, with
+    no gradient asked for. Changing modes (mmengine's EMA writes weights between the two),
+    loading weights and moving the module forget it.
+
+    Args:
+        channels (int): C.
+        size (tuple[int, int]): height and width of the map that the table is learnt at.
+        mode (str): 'bicubic' (the default) or 'bilinear'.
+    """
+
+    def __init__(self, channels: int, size: tuple[int, int], mode: str = 'bicubic') -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(*size, channels))
+        self.mode = mode
+        self._kept = {}
+
+    def forward(self, layout: TokenLayout) -> Tensor:
+        """The table at a layout's size, in a shape that broadcasts over the tokens (..., C)."""
+        return layout.per_position(self._at)
+
+    def _at(self, height: int, width: int) -> Tensor:
+        if self.table.shape[:2] == (height, width):
+            return self.table
+        learning = self.training or (torch.is_grad_enabled() and self.table.requires_grad)
+        # Weights that are inference tensors have no version to compare.
+        if learning or torch.compiler.is_compiling() or self.table.is_inference():
+            return resize_table(self.table, height, width, self.mode)
+        # Nor can what is made in inference mode be used outside of it.
+        key = height, width, self.table._version, torch.is_inference_mode_enabled()
+        if key not in self._kept:
+            while len(self._kept) >= _KEPT_SIZES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = resize_table(self.table.detach(), height, width, self.mode)
+        return self._kept[key]
+
+    def train(self, mode: bool = True) -> 'PositionTable':
+        self._kept.clear()
+        return super().train(mode)
+
+    def _apply(self, *args, **kwargs) -> 'PositionTable':
+        self._kept.clear()
+        return super()._apply(*args, **kwargs)
+
+    def fit(self, loaded: Tensor) -> Tensor:
+        """As published (1, h * w, C), or as ours (h, w, C); the places of another number are taken
+        for a square map."""
+        height, width, channels = self.table.shape
+        if loaded.numel() == self.table.numel() and loaded.shape[-1] == channels:
+            return loaded.reshape(self.table.shape)
+        if loaded.ndim != 3 or loaded.shape[-1] != channels:
+            return loaded
+        if loaded.shape[0] == 1:
+            side = math.isqrt(loaded.shape[1])
+            if side * side != loaded.shape[1]:
+                return loaded
+            loaded = loaded.reshape(side, side, channels)
+        # Half precision has no bicubic kernel on every device.
+        return resize_table(loaded.float(), height, width, self.mode).to(loaded.dtype)
+
+    def extra_repr(self) -> str:
+        return f'{tuple(self.table.shape)}, mode={self.mode!r}'
+
+
+class RelativePositionBias(ResizedTable):
+    """Swin's bias of an attention inside windows (arXiv 2103.14030): one number a head for each
+    offset between a query and a key.
+
+    Args:
+        num_heads (int): H.
+        window_size (int): side w of the square windows in tokens.
+    """
+
+    def __init__(self, num_heads: int, window_size: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty((2 * window_size - 1)**2, num_heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+        self.window_size = window_size
+
+    def forward(self) -> Tensor:
+        """The bias of each query and key of a window, (H, w * w, w * w)."""
+        w = self.window_size
+        places = torch.arange(w, device=self.table.device)
+        offset = places[:, None] - places + w - 1  # (w, w): of a query and a key along an axis
+        index = offset[:, None, :, None] * (2 * w - 1) + offset[None, :, None, :]
+        return self.table[index.reshape(w * w, w * w)].permute(2, 0, 1)
+
+    def fit(self, loaded: Tensor) -> Tensor:
+        """Published tables have this form; another window's is resized bicubically, as Swin's."""
+        side, num_heads = 2 * self.window_size - 1, self.table.shape[1]
+        if loaded.shape == self.table.shape or loaded.ndim != 2 or loaded.shape[1] != num_heads:
+            return loaded
+        loaded_side = math.isqrt(loaded.shape[0])
+        if loaded_side * loaded_side != loaded.shape[0]:
+            return loaded
+        grid = loaded.float().reshape(loaded_side, loaded_side, num_heads)
+        return resize_table(grid, side, side, 'bicubic').reshape(-1, num_heads).to(loaded.dtype)
