@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from l2vit_mm.layers import TokenLayout
+from l2vit_mm.layers import TokenLayout, Window
 
 
 @pytest.fixture
@@ -28,22 +28,57 @@ def test_sequences(tokens):
     assert torch.equal(LAYOUT.from_sequences(sequences), tokens)
 
 
-@pytest.mark.parametrize('window', [(2, 3), (5, 7), (1, 1), (8, 8)])
-def test_windows_round_trip_with_padding(tokens, window):
-    windows = LAYOUT.to_windows(tokens, window)
-    h, w = window
+@pytest.mark.parametrize('shift', [False, True])
+@pytest.mark.parametrize('window', [(2, 3), (5, 7), (1, 1), (8, 8), (None, 2), (3, None),
+                                    (None, None)])
+def test_windows_round_trip_with_padding(tokens, window, shift):
+    h, w = window[0] or 5, window[1] or 7
+    window = Window(*window, shift=shift)
+    windows, layout = LAYOUT.to_windows(tokens, window)
     rows, columns = -(-5 // h), -(-7 // w)
-    assert windows.shape == (2 * rows * columns, h * w, 3)
+    assert layout == TokenLayout(2 * rows * columns, h, w)
+    assert windows.shape == (2 * rows * columns, h, w, 3)
     assert torch.equal(LAYOUT.from_windows(windows, window), tokens)
-    # Row by row, image by image; what is beyond the map is zero.
+    # Row by row, image by image; what is beyond the map is zero. A shift moves all to the left and
+    # up, where there is more than one window.
+    shift_y, shift_x = (h // 2 if shift and h < 5 else 0), (w // 2 if shift and w < 7 else 0)
     for b in range(2):
         for y in range(rows * h):
             for x in range(columns * w):
-                token = windows[(b * rows + y // h) * columns + x // w, y % h * w + x % w]
-                expected = tokens[b, y, x] if y < 5 and x < 7 else torch.zeros(3)
-                assert torch.equal(token, expected)
+                token = windows[(b * rows + y // h) * columns + x // w, y % h, x % w]
+                map_y, map_x = (y + shift_y) % (rows * h), (x + shift_x) % (columns * w)
+                inside = map_y < 5 and map_x < 7
+                assert torch.equal(token, tokens[b, map_y, map_x] if inside else torch.zeros(3))
+
+
+def test_windows_clipped_to_the_map(tokens):
+    windows, layout = LAYOUT.to_windows(tokens, Window(6, 4, clip=True))
+    assert layout == TokenLayout(4, 5, 4)
+    assert torch.equal(LAYOUT.from_windows(windows, Window(6, 4, clip=True)), tokens)
+    assert LAYOUT.to_windows(tokens, Window(6, 4))[1] == TokenLayout(4, 6, 4)
+
+
+def test_parts_of_shifted_windows():
+    assert LAYOUT.window_parts(Window(2, 3), 'cpu') is None
+    assert LAYOUT.window_parts(Window(5, 7, shift=True), 'cpu') is None
+    parts = LAYOUT.window_parts(Window(2, 3, shift=True), 'cpu')  # 6 x 9 tokens, rolled by 1 and 1
+    assert parts.shape == (2 * 3 * 3, 6)
+    for image in parts.reshape(2, 3, 3, 2, 3):
+        for row in range(3):
+            for column in range(3):
+                for y in range(2):
+                    for x in range(3):
+                        # The last row and column come from the other side of the map.
+                        expected = 2 * (2 * row + y == 5) + (3 * column + x == 8)
+                        assert image[row, column, y, x] == expected
 
 
 def test_per_image(tokens):
     scaled = tokens * LAYOUT.per_image(torch.tensor([2., 3.]))
     assert torch.equal(scaled[0], 2 * tokens[0]) and torch.equal(scaled[1], 3 * tokens[1])
+
+
+def test_per_position():
+    table = LAYOUT.per_position(lambda height, width: torch.arange(height * width).reshape(
+        height, width, 1))
+    assert table.shape == (5, 7, 1)
