@@ -1,8 +1,9 @@
 """What goes into which of MM's registries."""
 from mmengine.registry import MODELS
 
-from l2vit_mm import backbones
+from l2vit_mm import backbones, necks
 
 # The root registry: mmdet, mmseg and mmpretrain all fall back to it.
-for name in backbones.__all__:
-    MODELS.register_module(module=getattr(backbones, name))
+for module in (backbones, necks):
+    for name in module.__all__:
+        MODELS.register_module(module=getattr(module, name))
