@@ -349,9 +349,8 @@ def test_initialisation(family):
     block = model.stages[1][0]
     assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not block.mlp.fc1.bias.any()
-    linear_block = model.stages[0][0]
-    core = linear_block.attn.branches[0].core if family is FLattenCSWin else linear_block.attn.core
-    assert not core.scale.any() and not core.position.table.any()
+    assert not table_of(model).any()
+    assert not any(p.any() for name, p in model.named_parameters() if name.endswith('scale'))
     for name, parameter in model.named_parameters():
         if name == 'stem.position.table' or name.endswith('bias.table'):
             assert parameter.std().item() == pytest.approx(0.02, rel=0.15), name
@@ -372,6 +371,27 @@ def test_every_attention_in_every_family(family, attention):
         other = randomised(small(family)).eval()(torch.ones(1, 3, 40, 56))
         own = randomised(small(family, attention=attention)).eval()(torch.ones(1, 3, 40, 56))
         assert not torch.allclose(other[-1], own[-1])
+
+
+@by_family
+def test_compiles_as_one_graph(family):
+    torch.compiler.reset()
+    model = randomised(small(family)).eval()
+    compiled = torch.compile(model, backend='eager', fullgraph=True)
+    with torch.no_grad():
+        for size in [(40, 56), (32, 72)]:
+            image = torch.randn(1, 3, *size)
+            torch.testing.assert_close(compiled(image), model(image))
+
+
+@by_family
+def test_half_precision_weights(family):
+    model = randomised(small(family)).eval()
+    image = torch.randn(1, 3, 40, 56)
+    expected = model(image)
+    for out, wide in zip(model.bfloat16()(image.bfloat16()), expected):
+        assert out.dtype == torch.bfloat16
+        assert (out.float() - wide).norm() / wide.norm() < 0.05
 
 
 # Loading
@@ -499,12 +519,19 @@ def test_focusing_factor_and_kernel_size():
     assert core.dwc.weight.shape == (8, 1, 7, 7)
 
 
+def table_of(model):
+    """The first block's position encoding."""
+    attn = model.stages[0][0].attn
+    return (attn.branches[0] if hasattr(attn, 'branches') else attn).core.position.table
+
+
 @pytest.mark.parametrize('family', [FLattenSwin, FLattenCSWin])
 def test_linear_windows(family):
     whole = small(family).eval()
     n = len(whole.depths)
     # A window of the pretraining map, or larger: the same keys, and up to that size the same.
     same = small(family, linear_window_size=(100,) + (None,) * (n - 1)).eval()
+    assert table_of(same).shape == table_of(whole).shape == (8, 8, 8)
     same.load_state_dict(randomised(whole).state_dict(), strict=True)
     for size in [(32, 32), (20, 48)]:
         image = torch.randn(1, 3, *size)
@@ -519,10 +546,8 @@ def test_linear_windows(family):
     assert torch.equal(a[..., :4, :4], b[..., :4, :4])
     assert not torch.allclose(a[..., 4:8], b[..., 4:8])
     # A published table is resized to the window.
-    windowed.load_state_dict({k: v for k, v in whole.state_dict().items()}, strict=False)
-    core = windowed.stages[0][0].attn
-    core = core.branches[0].core if family is FLattenCSWin else core.core
-    assert core.position.table.shape[:2] == (4, 4) and core.position.table.any()
+    windowed.load_state_dict(whole.state_dict(), strict=False)
+    assert table_of(windowed).shape[:2] == (4, 4) and table_of(windowed).any()
 
 
 def test_softmax_windows_and_stripes():

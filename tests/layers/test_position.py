@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,12 +77,10 @@ def test_changed_weights_are_seen(table, change):
                                    torch.ones(7, 3, 6, dtype=torch.float64))
 
 
-def test_other_types_and_copies(table):
+def test_other_types(table):
     with torch.no_grad():
         table(TokenLayout(1, 7, 3))
-        other = copy.deepcopy(table).float()
-        assert other(TokenLayout(1, 7, 3)).dtype == torch.float32
-        assert table(TokenLayout(1, 7, 3)).dtype == torch.float64
+        assert table.float()(TokenLayout(1, 7, 3)).dtype == torch.float32
 
 
 def test_inference_mode(table):
