@@ -1,0 +1,13 @@
+# Mask R-CNN, FLatten-PVT-T, COCO, 1x. FLatten released no detectors: one scale, optimiser and drop
+# path are PVT's own.
+_base_ = [
+    '_base_/models/mask_rcnn_fpn.py',
+    '_base_/datasets/coco_instance_single_scale.py',
+    '_base_/schedules/coco_1x.py',
+    '_base_/mmdet_runtime.py',
+]
+
+model = dict(
+    backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1),
+    neck=dict(in_channels=[64, 128, 320, 512]))
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

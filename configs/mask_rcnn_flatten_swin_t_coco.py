@@ -1,0 +1,16 @@
+# Mask R-CNN, FLatten-Swin-T, COCO, 1x. FLatten released no detectors: scales, optimiser and drop
+# path are those of Swin's release.
+_base_ = [
+    '_base_/models/mask_rcnn_fpn.py',
+    '_base_/datasets/coco_instance.py',
+    '_base_/schedules/coco_1x.py',
+    '_base_/mmdet_runtime.py',
+]
+
+model = dict(
+    backbone=dict(type='FLattenSwin', arch='tiny', drop_path_rate=0.1),
+    neck=dict(in_channels=[96, 192, 384, 768]))
+# As Swin's: neither bias tables nor norms decay.
+optim_wrapper = dict(
+    paramwise_cfg=dict(
+        custom_keys={'.bias.table': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}))

@@ -1,0 +1,6 @@
+# Mask R-CNN, L2ViT-B, COCO, 1x.
+_base_ = 'mask_rcnn_l2vit_t_coco.py'
+
+model = dict(
+    backbone=dict(arch='base', drop_path_rate=0.2),
+    neck=dict(in_channels=[128, 256, 512, 1024]))

@@ -1,0 +1,4 @@
+# RetinaNet, FLatten-PVT-S, COCO, 1x.
+_base_ = 'retinanet_flatten_pvt_t_coco.py'
+
+model = dict(backbone=dict(arch='small'))

@@ -1,0 +1,6 @@
+# RetinaNet, FLatten-PVTv2-B0, COCO, 1x. FLatten released no detectors: one scale, optimiser and
+# drop path are PVTv2's own, which are PVT's.
+_base_ = 'retinanet_flatten_pvt_t_coco.py'
+
+model = dict(
+    backbone=dict(type='FLattenPVTv2', arch='b0'), neck=dict(in_channels=[64, 160, 256]))

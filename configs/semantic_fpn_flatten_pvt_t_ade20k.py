@@ -1,0 +1,12 @@
+# Semantic FPN, FLatten-PVT-T, ADE20K, 512 x 512, 80k. FLatten released no segmenters: schedule,
+# optimiser, drop path and test sizes are PVT's own.
+_base_ = [
+    '_base_/models/semantic_fpn.py',
+    '_base_/datasets/ade20k_aligned.py',
+    '_base_/schedules/ade20k_80k.py',
+    '_base_/mmseg_runtime.py',
+]
+
+model = dict(
+    backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1),
+    neck=dict(in_channels=[64, 128, 320, 512]))
