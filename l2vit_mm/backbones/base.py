@@ -166,8 +166,9 @@ class HierarchicalBackbone(BaseModule):
                 of a batch that was padded right and bottom. Inside its ceil(h / stride_s) x
                 ceil(w / stride_s) an image's maps are then those of the image alone, outside they
                 are zero; what the padding holds makes no difference, and BatchNorms in training
-                don't count it. Best on the CPU: the sizes are read there. None: padding is part
-                of the images.
+                don't count it. Best on the CPU: the sizes are read there. None: those that x knows,
+                if it is a :class:`~l2vit_mm.engine.valid_region.ValidRegionTensor`, else padding
+                is part of the images.
 
         Returns:
             tuple[Tensor]: for each stage s of ``out_indices`` a contiguous
@@ -180,6 +181,9 @@ class HierarchicalBackbone(BaseModule):
         if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
             raise ValueError(f'x has shape {tuple(x.shape)}; accepted is '
                              f'(B, {self.in_channels}, h >= 1, w >= 1)')
+        if valid_hw is None:
+            valid_hw = getattr(x, 'valid_hw', None)
+        x = x.as_subclass(Tensor)
         height, width = x.shape[2:]
         layout = self._layout(x, valid_hw)
         # Channels-last from here on: the copy is cheapest while there are three channels.
