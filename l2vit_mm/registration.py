@@ -3,8 +3,15 @@ from mmengine.registry import MODELS
 
 import l2vit_mm.engine.published  # noqa: F401  (registers its hook)
 from l2vit_mm import backbones, necks
+from l2vit_mm.engine import valid_region
 
 # The root registry: mmdet, mmseg and mmpretrain all fall back to it.
 for module in (backbones, necks):
     for name in module.__all__:
         MODELS.register_module(module=getattr(module, name))
+
+# Functions, which import their toolbox when they are called.
+for function in (valid_region.ValidRegionDetDataPreprocessor,
+                 valid_region.ValidRegionSegDataPreProcessor,
+                 valid_region.ValidRegionClsDataPreprocessor):
+    MODELS.register_module(module=function)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from l2vit_mm.layers import ResizedTable, TokenLayout
+from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
 def resolve_arch(arch: str | dict, arch_zoo: dict, optional: dict) -> dict:
@@ -94,6 +94,7 @@ class HierarchicalBackbone(BaseModule):
     # Published names (regular expressions, matched from the start) to ours, applied one after the
     # other; None: dropped.
     published_names = ()
+    stem_stride = 4
 
     def __init__(self, *, in_channels: int, out_indices: Sequence[int], frozen_stages: int,
                  norm_eval: bool, with_cp: bool, output_norm: bool, pretrained: str | None,
@@ -156,11 +157,18 @@ class HierarchicalBackbone(BaseModule):
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, valid_hw: Tensor | None = None) -> tuple[Tensor, ...]:
         """Images to feature maps.
 
         Args:
             x (Tensor): (B, in_channels, h, w), any h and w from 1.
+            valid_hw (Tensor, optional): (B, 2), integers: height and width in pixels of each image
+                of a batch that was padded right and bottom. Inside its ceil(h / stride_s) x
+                ceil(w / stride_s) an image's maps are then those of the image alone, outside they
+                are zero; what the padding holds makes no difference, and BatchNorms in training
+                don't count it. Best on the CPU: the sizes are read there. None: those that x knows,
+                if it is a :class:`~l2vit_mm.engine.valid_region.ValidRegionTensor`, else padding
+                is part of the images.
 
         Returns:
             tuple[Tensor]: for each stage s of ``out_indices`` a contiguous
@@ -173,19 +181,47 @@ class HierarchicalBackbone(BaseModule):
         if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
             raise ValueError(f'x has shape {tuple(x.shape)}; accepted is '
                              f'(B, {self.in_channels}, h >= 1, w >= 1)')
-        x, layout = self.stem(x)
+        if valid_hw is None:
+            valid_hw = getattr(x, 'valid_hw', None)
+        x = x.as_subclass(Tensor)
+        height, width = x.shape[2:]
+        layout = self._layout(x, valid_hw)
+        # Channels-last from here on: the copy is cheapest while there are three channels.
+        x = layout.from_map(x.contiguous(memory_format=torch.channels_last))
+        x, layout = self.stem(x, layout)
+        stride = self.stem_stride
         outs = {}
         for index, stage in enumerate(self.stages[:max(self.out_indices) + 1]):
             if index and len(self.downsamples):
                 x, layout = self.downsamples[index - 1](x, layout)
+                stride *= 2
             for block in stage:
                 x = self._run(block, x, layout)
             if self.stage_norms is not None:
                 x = self.stage_norms[index](x)
             if index in self.out_indices:
                 out = getattr(self, f'norm{index}')(x) if self.output_norm else x
-                outs[index] = layout.to_map(out).contiguous()
+                outs[index] = layout.to_output(out, -(-height // stride), -(-width // stride))
         return tuple(outs[index] for index in self.out_indices)
+
+    @staticmethod
+    def _layout(x: Tensor, valid_hw: Tensor | None) -> TokenLayout:
+        """The layout of the pixels."""
+        batch, _, height, width = x.shape
+        if valid_hw is None:
+            return TokenLayout(batch, height, width)
+        if (not isinstance(valid_hw, Tensor) or valid_hw.shape != (batch, 2)
+                or valid_hw.is_floating_point()):
+            found = (f'{valid_hw.dtype} of the shape {tuple(valid_hw.shape)}'
+                     if isinstance(valid_hw, Tensor) else f'a {type(valid_hw).__name__}')
+            raise ValueError(f'valid_hw is {found}; accepted is a tensor of integers, ({batch}, 2)')
+        sizes = [tuple(size) for size in valid_hw.tolist()]
+        if not all(1 <= h <= height and 1 <= w <= width for h, w in sizes):
+            raise ValueError(f'valid_hw is {sizes}; accepted are heights from 1 to {height} and '
+                             f'widths from 1 to {width}')
+        if all(size == (height, width) for size in sizes):
+            return TokenLayout(batch, height, width)
+        return PackedLayout.of_sizes(sizes)
 
     def _run(self, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():

@@ -44,6 +44,7 @@ class FLattenDeiT(FLattenBackbone):
         if out_indices is None:
             out_indices = (len(self.resolve(arch)['depths']) - 1,)
         super().__init__(arch, out_indices=out_indices, **common)
+        self.stem_stride = self.settings['patch_size']
         self.build()
 
     @classmethod

@@ -28,7 +28,7 @@ class PatchMerging(nn.Module):
         x = pad_to_multiple(layout.to_map(x), 2)
         # Row by row in each column: the published order.
         x = rearrange(x, 'b c (h y) (w x) -> b (x y c) h w', y=2, x=2)
-        layout = TokenLayout.of_map(x)
+        layout = layout.reduced(2)
         return self.reduction(self.norm(layout.from_map(x))), layout
 
 

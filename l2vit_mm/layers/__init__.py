@@ -7,7 +7,7 @@ from l2vit_mm.layers.common import (MLP, ConditionalPositionEncoding, ConvStem, 
 from l2vit_mm.layers.cores import (ATTENTIONS, EfficientAttention, FocusedLinearAttention,
                                    HydraAttention, MappedLinearAttention, SoftmaxAttention,
                                    build_attention)
-from l2vit_mm.layers.layout import TokenLayout, Window
+from l2vit_mm.layers.layout import PackedLayout, TokenLayout, Window
 from l2vit_mm.layers.norm import BATCH_NORMS, build_batch_norm
 from l2vit_mm.layers.position import PositionTable, RelativePositionBias, ResizedTable
 
@@ -15,7 +15,7 @@ __all__ = [
     'ATTENTIONS', 'BATCH_NORMS', 'ConditionalPositionEncoding', 'ConvStem', 'Downsample',
     'DropPath', 'EfficientAttention', 'EnhancedLinearAttention', 'FocusedLinearAttention',
     'HydraAttention', 'LocalConcentrationModule', 'MLP', 'MappedLinearAttention',
-    'PatchEmbedding', 'PositionTable', 'RelativePositionBias', 'ResizedTable', 'SelfAttention',
+    'PackedLayout', 'PatchEmbedding', 'PositionTable', 'RelativePositionBias', 'ResizedTable', 'SelfAttention',
     'ShiftedWindowAttention', 'SoftmaxAttention', 'SpatialReductionAttention', 'TokenLayout',
     'TransformerBlock', 'Window', 'build_attention', 'build_batch_norm', 'depthwise_conv',
     'pad_to_multiple'

@@ -58,7 +58,8 @@ class EnhancedLinearAttention(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.).flatten(-2)
+        out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.,
+                                   cu_seqlens=layout.offsets(x.device)).flatten(-2)
         return self.proj(layout.from_sequences(out))
 
 
@@ -89,9 +90,9 @@ class SpatialReductionAttention(nn.Module):
         """Tokens (..., C) to tokens (..., C)."""
         q, reduced, key_layout = self.q(x), x, layout
         if self.reduction is not None:
-            feature_map = pad_to_multiple(layout.to_map(x), self.reduction.stride[0])
-            feature_map = self.reduction(feature_map)
-            key_layout = TokenLayout.of_map(feature_map)
+            stride = self.reduction.stride[0]
+            key_layout = layout.reduced(stride)
+            feature_map = self.reduction(pad_to_multiple(layout.to_map(x), stride))
             reduced = self.reduction_norm(key_layout.from_map(feature_map))
         k, v = self.kv(reduced).chunk(2, -1)
         return self.proj(self.core(q, k, v, layout, key_layout))

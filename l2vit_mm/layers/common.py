@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2vit_mm.layers.layout import TokenLayout
-from l2vit_mm.layers.norm import build_batch_norm
+from l2vit_mm.layers.norm import batch_norm, build_batch_norm
 from l2vit_mm.layers.position import PositionTable
 
 
@@ -126,8 +126,9 @@ class LocalConcentrationModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
-        feature_map = layout.to_map(x)
-        return layout.from_map(self.conv2(self.bn(F.gelu(self.conv1(feature_map)))))
+        x = F.gelu(layout.from_map(self.conv1(layout.to_map(x))))
+        x = batch_norm(self.bn, x, layout)
+        return layout.from_map(self.conv2(layout.to_map(x)))
 
 
 class PatchEmbedding(nn.Module):
@@ -153,14 +154,11 @@ class PatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(channels) if norm else None
         self.position = position
 
-    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> tuple[Tensor, TokenLayout]:
-        """An image (B, in_channels, h, w), or tokens (..., in_channels) of a layout, to tokens
-        (..., C) and their layout."""
-        if layout is not None:
-            x = layout.to_map(x)
-        x = pad_to_multiple(x, self.proj.stride[0]).contiguous(memory_format=torch.channels_last)
-        x = self.proj(x)
-        layout = TokenLayout.of_map(x)
+    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+        """Pixels or tokens (..., in_channels) to tokens (..., C) and their layout."""
+        stride = self.proj.stride[0]
+        x = self.proj(pad_to_multiple(layout.to_map(x), stride))
+        layout = layout.reduced(stride)
         x = layout.from_map(x)
         if self.norm is not None:
             x = self.norm(x)
@@ -187,13 +185,16 @@ class ConvStem(nn.Module):
         self.bn2 = build_batch_norm(norm_cfg, channels)
         self.norm = nn.LayerNorm(channels)
 
-    def forward(self, image: Tensor) -> tuple[Tensor, TokenLayout]:
-        """An image (B, in_channels, h, w) to tokens (..., C) of ceil(h / 4) x ceil(w / 4) maps."""
-        # Channels-last from here on: the copy is cheapest while there are three channels.
-        x = pad_to_multiple(image, 4).contiguous(memory_format=torch.channels_last)
-        x = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        layout = TokenLayout.of_map(x)
-        return self.norm(layout.from_map(x)), layout
+    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+        """Pixels (..., in_channels) of h x w images to tokens (..., C) of ceil(h / 4) x ceil(w / 4)
+        maps."""
+        x = self.conv1(pad_to_multiple(layout.to_map(x), 4))
+        layout = layout.reduced(4)
+        # Between the convolutions a map ends where its padded image does.
+        halfway = layout.enlarged(2)
+        x = F.relu(batch_norm(self.bn1, halfway.from_map(x), halfway))
+        x = batch_norm(self.bn2, layout.from_map(self.conv2(halfway.to_map(x))), layout)
+        return self.norm(x), layout
 
 
 class Downsample(nn.Module):
@@ -212,5 +213,5 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
         x = self.proj(pad_to_multiple(layout.to_map(self.norm(x)), 2))
-        layout = TokenLayout.of_map(x)
+        layout = layout.reduced(2)
         return layout.from_map(x), layout

@@ -5,6 +5,7 @@ images (another one where keys come from a smaller map), and gives tokens (..., 
 is a query, j a key of the same image, M their number, D the channels of a head.
 """
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,21 @@ from l2vit_mm.layers.position import PositionTable
 from l2vit_mm.ops import focused_feature_map, linear_attention
 
 
+def _offsets(layout: TokenLayout, key_layout: TokenLayout, device: torch.device) -> dict:
+    """What the operator needs to know of the layouts."""
+    if key_layout == layout:
+        return dict(cu_seqlens=layout.offsets(device))
+    return dict(cu_seqlens=layout.offsets(device), cu_seqlens_k=key_layout.offsets(device))
+
+
+def _groups(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
+            key_layout: TokenLayout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Queries (B', N, C), keys and values (B', M, C) of images of one size, in turn."""
+    return zip(layout.split(q), key_layout.split(k), key_layout.split(v))
+
+
 def _heads(tokens: Tensor, layout: TokenLayout, num_heads: int) -> Tensor:
-    """Tokens (..., C) to (B, N, H, D)."""
+    """Tokens (..., C) to (B, N, H, D), or packed (T, H, D)."""
     return layout.to_sequences(tokens).unflatten(-1, (num_heads, -1))
 
 
@@ -39,9 +53,9 @@ class SharedDepthwiseConv(nn.Conv2d):
         linearly along the flattened sequence and not in the plane: odd, but published so.
         """
         if key_layout != layout:
-            sequences = key_layout.to_sequences(v).transpose(1, 2)
-            stretched = F.interpolate(sequences, layout.height * layout.width, mode='linear')
-            v = layout.from_sequences(stretched.transpose(1, 2))
+            v = layout.join([
+                F.interpolate(values.transpose(1, 2), h * w, mode='linear').transpose(1, 2)
+                for values, (_, h, w) in zip(key_layout.split(v), layout.groups)])
         channels = v.shape[-1]
         repeats = channels // self.in_channels
         weight, bias = self.weight.repeat(repeats, 1, 1, 1), self.bias.repeat(repeats)
@@ -81,7 +95,8 @@ class FocusedLinearAttention(nn.Module):
         out = linear_attention(_heads(q, layout, self.num_heads),
                                _heads(k, key_layout, self.num_heads),
                                _heads(v, key_layout, self.num_heads),
-                               feature_map='identity', normalizer='mean')
+                               feature_map='identity', normalizer='mean',
+                               **_offsets(layout, key_layout, q.device))
         return layout.from_sequences(out.flatten(-2)) + self.dwc(v, key_layout, layout)
 
 
@@ -98,10 +113,12 @@ class SoftmaxAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
                 key_layout: TokenLayout) -> Tensor:
-        q = _heads(q, layout, self.num_heads).transpose(1, 2)  # (B, H, N, D)
-        k, v = (_heads(x, key_layout, self.num_heads).transpose(1, 2) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        return layout.from_sequences(out.flatten(-2))
+        outs = []
+        for group in _groups(q, k, v, layout, key_layout):
+            # Each (B', H, N, D).
+            heads = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in group)
+            outs.append(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(-2))
+        return layout.join(outs)
 
 
 class MappedLinearAttention(nn.Module):
@@ -139,7 +156,7 @@ class MappedLinearAttention(nn.Module):
                                self._map(_heads(k, key_layout, self.num_heads)),
                                _heads(v, key_layout, self.num_heads),
                                feature_map='relu' if self.feature_map == 'relu' else 'identity',
-                               normalizer='mean')
+                               normalizer='mean', **_offsets(layout, key_layout, q.device))
         out = layout.from_sequences(out.flatten(-2))
         return out if self.dwc is None else out + self.dwc(v, key_layout, layout)
 
@@ -159,10 +176,12 @@ class HydraAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
                 key_layout: TokenLayout) -> Tensor:
-        products = key_layout.to_sequences(F.normalize(k, dim=-1) * v)
-        state = products.sum(1, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32))
-        out = layout.to_sequences(F.normalize(q, dim=-1)) * state
-        return layout.from_sequences(out.to(v.dtype))
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        outs = []
+        for q_, k_, v_ in _groups(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, layout,
+                                  key_layout):
+            outs.append((q_ * (k_ * v_).sum(1, keepdim=True, dtype=dtype)).to(v.dtype))
+        return layout.join(outs)
 
 
 class EfficientAttention(nn.Module):
@@ -183,12 +202,14 @@ class EfficientAttention(nn.Module):
                 key_layout: TokenLayout) -> Tensor:
         # Half precision has no room for weights of one in 60,000.
         dtype = torch.promote_types(v.dtype, torch.float32)
-        q = _heads(q, layout, self.num_heads).softmax(-1, dtype=dtype)
-        k = _heads(k, key_layout, self.num_heads).softmax(1, dtype=dtype)
-        values = _heads(v, key_layout, self.num_heads).to(dtype)
-        # q . sum_j k_j is 1, so the division that the operator does changes nothing.
-        out = linear_attention(q, k, values, feature_map='identity', denom_min=0.5)
-        return layout.from_sequences(out.flatten(-2).to(v.dtype))
+        outs = []
+        for group in _groups(q, k, v, layout, key_layout):
+            q_, k_, v_ = (x.unflatten(-1, (self.num_heads, -1)) for x in group)
+            # q . sum_j k_j is 1, so the division that the operator does changes nothing.
+            out = linear_attention(q_.softmax(-1, dtype=dtype), k_.softmax(1, dtype=dtype),
+                                   v_.to(dtype), feature_map='identity', denom_min=0.5)
+            outs.append(out.flatten(-2).to(v.dtype))
+        return layout.join(outs)
 
 
 ATTENTIONS = ('focused', 'hydra', 'efficient', 'angular', 'enhanced', 'relu', 'elu', 'softmax')

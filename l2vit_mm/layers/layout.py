@@ -1,6 +1,8 @@
-"""How the tokens of a batch of images lie in memory: known to this class alone."""
-from collections.abc import Callable
+"""How the tokens of a batch of images lie in memory: known to this file alone."""
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +27,23 @@ class Window:
     clip: bool = False
 
 
+    def cut(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Height, width and shifts of the windows on maps of a size."""
+        h, w = self.height or height, self.width or width
+        if self.clip:
+            h, w = min(h, height), min(w, width)
+        if not self.shift:
+            return h, w, 0, 0
+        return h, w, h // 2 if height > h else 0, w // 2 if width > w else 0
+
+
 @dataclass(frozen=True)
 class TokenLayout:
     """Tokens of a batch of equally large feature maps, channels last.
 
     Blocks hold tokens (..., C) and ask the layout for every other form, so that they are written
     once for all layouts. Here the tokens are (B, H, W, C) and a map is a view of them.
+    :class:`PackedLayout` has images of different sizes, without padding.
 
     Args:
         batch (int): number of images, B.
@@ -41,27 +54,64 @@ class TokenLayout:
     height: int
     width: int
 
-    @classmethod
-    def of_map(cls, feature_map: Tensor) -> 'TokenLayout':
-        """The layout of the tokens of a (B, C, H, W) map."""
-        batch, _, height, width = feature_map.shape
-        return cls(batch, height, width)
+    def reduced(self, stride: int) -> 'TokenLayout':
+        """The layout after a convolution of a stride: sizes rounded up."""
+        return TokenLayout(self.batch, -(-self.height // stride), -(-self.width // stride))
+
+    def enlarged(self, factor: int) -> 'TokenLayout':
+        """The layout of maps that are some times as high and wide."""
+        return TokenLayout(self.batch, factor * self.height, factor * self.width)
+
+    # Maps
 
     def to_map(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., C) as a (B, C, H, W) map in channels-last memory."""
+        """Tokens (..., C) as a (B, C, H, W) map in channels-last memory; zero outside an image."""
         return tokens.permute(0, 3, 1, 2)
 
     def from_map(self, feature_map: Tensor) -> Tensor:
-        """A (B, C, H, W) map of this layout as tokens (..., C)."""
+        """A (B, C, H, W) map as tokens (..., C); what is outside an image is not looked at."""
         return feature_map.permute(0, 2, 3, 1)
 
+    def to_output(self, tokens: Tensor, height: int, width: int) -> Tensor:
+        """Tokens (..., C) as a contiguous (B, C, height, width) map, zero outside an image."""
+        return self.to_map(tokens).contiguous()
+
+    def channels_first(self, tokens: Tensor) -> Tensor:
+        """Tokens (..., C) as a view (X, C, Y, Z) of no tokens but theirs, for BatchNorm."""
+        return self.to_map(tokens)
+
+    def channels_last(self, values: Tensor) -> Tensor:
+        """What :meth:`channels_first` gave, as tokens (..., C)."""
+        return self.from_map(values)
+
+    # Sequences
+
     def to_sequences(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., C) as one sequence an image, (B, H * W, C)."""
+        """Tokens (..., C) as the sequences that the operator takes: (B, H * W, C)."""
         return tokens.flatten(1, 2)
 
     def from_sequences(self, sequences: Tensor) -> Tensor:
-        """Sequences (B, H * W, C) as tokens (..., C)."""
+        """Such sequences as tokens (..., C)."""
         return sequences.unflatten(1, (self.height, self.width))
+
+    def offsets(self, device: torch.device) -> Tensor | None:
+        """``cu_seqlens`` of the operator; None where all sequences are of one length."""
+        return None
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int, int]]:
+        """Number, height and width of neighbouring images of one size."""
+        return [(self.batch, self.height, self.width)]
+
+    def split(self, tokens: Tensor) -> list[Tensor]:
+        """Tokens (..., C) a group: (B', H * W, C) each."""
+        return [self.to_sequences(tokens)]
+
+    def join(self, sequences: list[Tensor]) -> Tensor:
+        """Tokens a group, as :meth:`split` gives them, as tokens (..., C)."""
+        return self.from_sequences(sequences[0])
+
+    # Windows
 
     def to_windows(self, tokens: Tensor, window: Window) -> tuple[Tensor, 'TokenLayout']:
         """Cuts maps, zero-padded right and bottom, into windows, which are small maps.
@@ -76,7 +126,7 @@ class TokenLayout:
             tuple[Tensor, TokenLayout]: tokens of all windows, image by image, row by row, and
             their layout.
         """
-        h, w, shift = self._cut(window)
+        h, w, *shift = window.cut(self.height, self.width)
         pad_h, pad_w = -self.height % h, -self.width % w
         if pad_h or pad_w:
             tokens = F.pad(tokens, (0, 0, 0, pad_w, 0, pad_h))
@@ -87,11 +137,11 @@ class TokenLayout:
 
     def from_windows(self, windows: Tensor, window: Window) -> Tensor:
         """Puts windows (as :meth:`to_windows` gives them) together and crops the padding."""
-        h, w, shift = self._cut(window)
+        h, w, *shift = window.cut(self.height, self.width)
         rows, columns = -(-self.height // h), -(-self.width // w)
         tokens = rearrange(windows, '(b y x) h w c -> b (y h) (x w) c', y=rows, x=columns)
         if any(shift):
-            tokens = tokens.roll(shift, (1, 2))
+            tokens = tokens.roll(tuple(shift), (1, 2))
         return tokens[:, :self.height, :self.width]
 
     def window_parts(self, window: Window, device: torch.device) -> Tensor | None:
@@ -101,7 +151,7 @@ class TokenLayout:
             Tensor, optional: (windows of all images, h * w): numbers of the parts that each window
             consists of; None where nothing is shifted.
         """
-        h, w, shift = self._cut(window)
+        h, w, *shift = window.cut(self.height, self.width)
         if not any(shift):
             return None
         rows, columns = -(-self.height // h), -(-self.width // w)
@@ -111,14 +161,7 @@ class TokenLayout:
         parts = rearrange(2 * y[:, None] + x, '(y h) (x w) -> (y x) (h w)', h=h, w=w)
         return parts.repeat(self.batch, 1)
 
-    def _cut(self, window: Window) -> tuple[int, int, tuple[int, int]]:
-        """Height, width and shift of the windows on maps of this size."""
-        h, w = window.height or self.height, window.width or self.width
-        if window.clip:
-            h, w = min(h, self.height), min(w, self.width)
-        if not window.shift:
-            return h, w, (0, 0)
-        return h, w, (h // 2 if self.height > h else 0, w // 2 if self.width > w else 0)
+    # Values an image or a place
 
     def per_image(self, values: Tensor) -> Tensor:
         """One value an image, (B,), in a shape that broadcasts over the tokens."""
@@ -131,3 +174,184 @@ class TokenLayout:
             table (Callable): height and width of a map to an (H, W, C) tensor.
         """
         return table(self.height, self.width)
+
+
+class PackedLayout(TokenLayout):
+    """Tokens of images of different sizes, one behind the other: (T, C), and no padding.
+
+    Args:
+        groups (Sequence[tuple[int, int, int]]): number, height and width in tokens of neighbouring
+            images of one size.
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, int, int]]) -> None:
+        # The dataclass is frozen. Height and width are those of the smallest map that holds all.
+        vars(self).update(
+            groups=groups, batch=sum(n for n, _, _ in groups),
+            height=max(h for _, h, _ in groups), width=max(w for _, _, w in groups),
+            num_tokens=sum(n * h * w for n, h, w in groups), _kept={})
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[tuple[int, int]]) -> 'PackedLayout':
+        """The layout of images of some heights and widths."""
+        return cls([(len(list(same)), *size) for size, same in itertools.groupby(sizes)])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedLayout) and self.groups == other.groups
+
+    def reduced(self, stride: int) -> 'PackedLayout':
+        # Groups that become equal stay apart: those of two layouts of the same images correspond.
+        return PackedLayout([(n, -(-h // stride), -(-w // stride)) for n, h, w in self.groups])
+
+    def enlarged(self, factor: int) -> 'PackedLayout':
+        return PackedLayout([(n, factor * h, factor * w) for n, h, w in self.groups])
+
+    def _sizes(self, device: torch.device) -> Tensor:
+        """Height and width of each image, (B, 2)."""
+        return torch.tensor([size for n, *size in self.groups for _ in range(n)], device=device)
+
+    def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Image, row and column of each token."""
+        if device not in self._kept:
+            sizes = self._sizes(device)
+            lengths = sizes[:, 0] * sizes[:, 1]
+            image = torch.arange(self.batch, device=device).repeat_interleave(
+                lengths, output_size=self.num_tokens)
+            inside = torch.arange(self.num_tokens, device=device)
+            inside = inside - (lengths.cumsum(0) - lengths)[image]
+            width = sizes[:, 1][image]
+            self._kept[device] = image, inside // width, inside % width
+        return self._kept[device]
+
+    def _map_places(self, height: int, width: int, device: torch.device) -> Tensor:
+        """Where each token is in a flattened (B, height, width) map."""
+        key = 'map', height, width, device
+        if key not in self._kept:
+            image, y, x = self._places(device)
+            self._kept[key] = (image * height + y) * width + x
+        return self._kept[key]
+
+    def to_map(self, tokens: Tensor) -> Tensor:
+        places = self._map_places(self.height, self.width, tokens.device)
+        rows = _Spread.apply(tokens, places, self.batch * self.height * self.width)
+        return rows.view(self.batch, self.height, self.width, -1).permute(0, 3, 1, 2)
+
+    def from_map(self, feature_map: Tensor) -> Tensor:
+        height, width = feature_map.shape[2:]
+        places = self._map_places(height, width, feature_map.device)
+        return _Collect.apply(feature_map.permute(0, 2, 3, 1).flatten(0, 2), places)
+
+    def to_output(self, tokens: Tensor, height: int, width: int) -> Tensor:
+        feature_map = self.to_map(tokens)
+        return F.pad(feature_map, (0, width - self.width, 0, height - self.height)).contiguous()
+
+    def channels_first(self, tokens: Tensor) -> Tensor:
+        # As one image T high and 1 wide. Not by t(): on strides of such a view, torch 2.14.1's
+        # BatchNorm has a wrong gradient on the CPU.
+        return tokens[None, :, None].permute(0, 3, 1, 2)
+
+    def channels_last(self, values: Tensor) -> Tensor:
+        return values.permute(0, 2, 3, 1)[0, :, 0]
+
+    def to_sequences(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def from_sequences(self, sequences: Tensor) -> Tensor:
+        return sequences
+
+    def offsets(self, device: torch.device) -> Tensor:
+        key = 'offsets', device
+        if key not in self._kept:
+            lengths = (h * w for n, h, w in self.groups for _ in range(n))
+            self._kept[key] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32,
+                                           device=device)
+        return self._kept[key]
+
+    def split(self, tokens: Tensor) -> list[Tensor]:
+        parts = tokens.split([n * h * w for n, h, w in self.groups])
+        return [part.unflatten(0, (n, h * w)) for part, (n, h, w) in zip(parts, self.groups)]
+
+    def join(self, sequences: list[Tensor]) -> Tensor:
+        return torch.cat([group.flatten(0, 1) for group in sequences])
+
+    def to_windows(self, tokens: Tensor, window: Window) -> tuple[Tensor, TokenLayout]:
+        places, layout = self._window_places(window, tokens.device)
+        if isinstance(layout, PackedLayout):
+            return _Spread.apply(tokens, places, layout.num_tokens), layout
+        rows = _Spread.apply(tokens, places, layout.batch * layout.height * layout.width)
+        return rows.view(layout.batch, layout.height, layout.width, -1), layout
+
+    def from_windows(self, windows: Tensor, window: Window) -> Tensor:
+        places, layout = self._window_places(window, windows.device)
+        if not isinstance(layout, PackedLayout):
+            windows = windows.flatten(0, 2)
+        return _Collect.apply(windows, places)
+
+    def _window_places(self, window: Window, device: torch.device) -> tuple[Tensor, TokenLayout]:
+        """Where each token is among the windows' tokens, and the windows' layout."""
+        key = window, device
+        if key not in self._kept:
+            groups, table, start = [], [], 0
+            for n, height, width in self.groups:
+                h, w, shift_y, shift_x = window.cut(height, width)
+                rows, columns = -(-height // h), -(-width // w)
+                groups.append((n * rows * columns, h, w))
+                for _ in range(n):
+                    table.append((start, h, w, rows, columns, shift_y, shift_x))
+                    start += rows * columns * h * w
+            image, y, x = self._places(device)
+            start, h, w, rows, columns, shift_y, shift_x = (
+                torch.tensor(table, device=device)[image].unbind(1))
+            y, x = (y - shift_y) % (rows * h), (x - shift_x) % (columns * w)
+            places = start + ((y // h * columns + x // w) * h + y % h) * w + x % w
+            layout = PackedLayout(groups)
+            if len({(h, w) for _, h, w in groups}) == 1:
+                layout = TokenLayout(layout.batch, layout.height, layout.width)
+            self._kept[key] = places, layout
+        return self._kept[key]
+
+    def window_parts(self, window: Window, device: torch.device) -> Tensor | None:
+        parts = [TokenLayout(n, h, w).window_parts(window, device) for n, h, w in self.groups]
+        if all(part is None for part in parts):
+            return None
+        for index, (n, height, width) in enumerate(self.groups):
+            if parts[index] is None:
+                h, w, *_ = window.cut(height, width)
+                count = n * -(-height // h) * -(-width // w)
+                parts[index] = torch.zeros(count, h * w, dtype=torch.long, device=device)
+        return torch.cat(parts)
+
+    def per_image(self, values: Tensor) -> Tensor:
+        return values[self._places(values.device)[0]][:, None]
+
+    def per_position(self, table: Callable[[int, int], Tensor]) -> Tensor:
+        values = [table(h, w).flatten(0, 1).repeat(n, 1) for n, h, w in self.groups]
+        return torch.cat(values)
+
+
+class _Spread(torch.autograd.Function):
+    """Rows (T, C) to their places among others, which are zero."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, places: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(places)
+        return rows.new_zeros(count, rows.shape[1]).index_copy_(0, places, rows)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        return _Collect.apply(gradient, *ctx.saved_tensors), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """Rows at some places, each named once. (Of index_select autograd doesn't know that, and
+    adds.)"""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = rows.shape[0]
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        return _Spread.apply(gradient, *ctx.saved_tensors, ctx.count), None

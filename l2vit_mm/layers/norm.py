@@ -1,5 +1,7 @@
 """BatchNorms by MM's config names, without mmcv."""
-from torch import nn
+from torch import Tensor, nn
+
+from l2vit_mm.layers.layout import TokenLayout
 
 BATCH_NORMS = {
     'BN': nn.BatchNorm2d,
@@ -27,3 +29,8 @@ def build_batch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     norm = BATCH_NORMS[kind](channels, **cfg)
     norm.requires_grad_(requires_grad)
     return norm
+
+
+def batch_norm(norm: nn.Module, tokens: Tensor, layout: TokenLayout) -> Tensor:
+    """BatchNorm of tokens (..., C): what is outside of the images counts for nothing."""
+    return layout.channels_last(norm(layout.channels_first(tokens)))
