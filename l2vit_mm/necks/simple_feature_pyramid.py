@@ -19,7 +19,8 @@ class SimpleFeaturePyramid(BaseModule):
 
     Deconvolutions of 2x2 and stride 2 halve the stride and the channels (twice, with LayerNorm and
     GELU between them, for stride 4), 2x2 max pooling doubles it. Then each level has a 1x1 and a
-    3x3 convolution without biases, with a LayerNorm after each.
+    3x3 convolution without biases, with a LayerNorm after each. Deconvolutions begin as truncated
+    normal of 0.02, convolutions as uniform of variance 1 / fan-in, which is this project's choice.
 
     Args:
         in_channels (int): channels C of the backbone's map, a multiple of 4.
@@ -43,8 +44,10 @@ class SimpleFeaturePyramid(BaseModule):
                  init_cfg: dict | list | None = None) -> None:
         super().__init__(init_cfg=init_cfg)
         if in_channels < 4 or in_channels % 4:
-            raise ValueError(f'in_channels is {in_channels}; accepted are multiples of 4')
-        if num_outs < 4:
+            raise ValueError(f'in_channels is {in_channels}; accepted are positive multiples of 4')
+        if out_channels < 1:
+            raise ValueError(f'out_channels is {out_channels}; accepted are 1 or more')
+        if not isinstance(num_outs, int) or num_outs < 4:
             raise ValueError(f'num_outs is {num_outs}; accepted are 4 levels or more')
         self.in_channels = in_channels
         self.num_outs = num_outs

@@ -65,7 +65,9 @@ def test_initialisation():
 
 
 @pytest.mark.parametrize('kwargs, message', [
-    (dict(in_channels=6), 'in_channels is 6; accepted are multiples of 4'),
+    (dict(in_channels=6), 'in_channels is 6; accepted are positive multiples of 4'),
+    (dict(in_channels=8, out_channels=0), 'out_channels is 0; accepted are 1 or more'),
+    (dict(in_channels=8, num_outs=4.5), 'num_outs is 4.5; accepted'),
     (dict(in_channels=8, num_outs=3), 'num_outs is 3; accepted are 4 levels or more'),
 ])
 def test_bad_arguments(kwargs, message):
