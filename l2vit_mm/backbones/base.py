@@ -181,9 +181,9 @@ class HierarchicalBackbone(BaseModule):
         if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
             raise ValueError(f'x has shape {tuple(x.shape)}; accepted is '
                              f'(B, {self.in_channels}, h >= 1, w >= 1)')
-        if valid_hw is None:
-            valid_hw = getattr(x, 'valid_hw', None)
-        x = x.as_subclass(Tensor)
+        if hasattr(x, 'valid_hw'):
+            valid_hw = x.valid_hw if valid_hw is None else valid_hw
+            x = x.as_subclass(Tensor)
         height, width = x.shape[2:]
         layout = self._layout(x, valid_hw)
         # Channels-last from here on: the copy is cheapest while there are three channels.
