@@ -59,6 +59,26 @@ def drop_path_rates(drop_path_rate: float, depths: Sequence[int]) -> Iterator[fl
     return iter(torch.linspace(0., drop_path_rate, sum(depths), device='cpu').tolist())
 
 
+def check_fit(loaded: dict, own: dict, message: str) -> None:
+    """Compares a state dict that is to be loaded with a model's own.
+
+    Raises:
+        RuntimeError: the message, and the names that are missing, unknown or of another shape.
+    """
+    misfits = {
+        'missing': own.keys() - loaded.keys(),
+        'unknown': loaded.keys() - own.keys(),
+        'of another shape': {
+            name for name in own.keys() & loaded.keys()
+            if getattr(loaded[name], 'shape', None) != own[name].shape
+        },
+    }
+    text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
+                     if names)
+    if text:
+        raise RuntimeError(f'{message}: {text}')
+
+
 def _argument_names(cls: type) -> list[str]:
     """The arguments of a family's class, and of the base that it passes the rest on to."""
     names = {}
@@ -301,19 +321,22 @@ class HierarchicalBackbone(BaseModule):
                 key = re.sub(f'^(?:{pattern})', name, key)
         return key
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
-        # torch's and mmengine's loaders both come through here, before they look at the children.
+    def adapt(self, state: dict) -> dict:
+        """A state dict under our names or the published ones, as one of this backbone.
+
+        Args:
+            state (dict): name, without prefix, to tensor.
+
+        Returns:
+            dict: under our names, tables resized, without what is dropped. What doesn't fit is in
+            it as it is: see :func:`check_fit`.
+        """
         own = self.state_dict()
         tables = {f'{name}.table': module for name, module in self.named_modules()
                   if isinstance(module, ResizedTable)}
-        if self._initialising and isinstance(state_dict.get('model'), dict):
-            published = state_dict['model']
-            state_dict.clear()
-            state_dict.update(published)
-        loaded = {}
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            value = state_dict.pop(key)
-            name = self.rename_published(key[len(prefix):])
+        adapted = {}
+        for key, value in state.items():
+            name = self.rename_published(key)
             # A file can have output norms of stages that are not returned here.
             if name is None or (self._is_output_norm(name) and name not in own):
                 continue
@@ -322,30 +345,26 @@ class HierarchicalBackbone(BaseModule):
             # Published parameters can have further axes of length 1.
             elif name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
-            loaded[name] = value
+            adapted[name] = value
+        return adapted
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+        # torch's and mmengine's loaders both come through here, before they look at the children.
+        if self._initialising and isinstance(state_dict.get('model'), dict):
+            published = state_dict['model']
+            state_dict.clear()
+            state_dict.update(published)
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        loaded = self.adapt({key[len(prefix):]: state_dict.pop(key) for key in keys})
+        own = self.state_dict()
         for name, value in own.items():
-            # And a classifier has none for the earlier stages: they keep what they are.
+            # A classifier has no output norms for the earlier stages: they keep what they are.
             if self._is_output_norm(name):
                 loaded.setdefault(name, value)
         if self._initialising:
-            self._check_fit(loaded, own)
+            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {type(self).__name__}')
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _check_fit(self, loaded: dict, own: dict) -> None:
-        misfits = {
-            'missing': own.keys() - loaded.keys(),
-            'unknown': loaded.keys() - own.keys(),
-            'of another shape': {
-                name for name in own.keys() & loaded.keys()
-                if getattr(loaded[name], 'shape', None) != own[name].shape
-            },
-        }
-        text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
-                         if names)
-        if text:
-            raise RuntimeError(f'the checkpoint of init_cfg does not fit {type(self).__name__}: '
-                               f'{text}')
 
     def _is_output_norm(self, name: str) -> bool:
         return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

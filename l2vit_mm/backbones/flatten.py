@@ -125,7 +125,8 @@ class FLattenBackbone(HierarchicalBackbone):
 
     def map_size(self, stage: int) -> int:
         """Side of a stage's map when pretraining, in tokens."""
-        return -(-self.pretrain_size // (4 * 2**stage))
+        stride = self.stem_stride * (1 if self.plain else 2**stage)
+        return -(-self.pretrain_size // stride)
 
     @staticmethod
     def init_parameters(module: nn.Module) -> None:

@@ -29,12 +29,10 @@ class StripeAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         """Queries, keys and values (..., C) to tokens (..., C)."""
-        inner = layout
-        if self.window is not None:
-            # The published code, too, pads what the Linear has made, with zeros.
-            (q, _), (k, _), (v, inner) = (layout.to_windows(x, self.window) for x in (q, k, v))
+        # The published code, too, pads what the Linear has made, with zeros.
+        (q, _), (k, _), (v, inner) = (layout.to_windows(x, self.window) for x in (q, k, v))
         out = self.core(q, k, v, inner, inner) + inner.from_map(self.lepe(inner.to_map(v)))
-        return out if self.window is None else layout.from_windows(out, self.window)
+        return layout.from_windows(out, self.window)
 
 
 class CrossShapedAttention(nn.Module):

@@ -55,7 +55,7 @@ class FLattenDeiT(FLattenBackbone):
                 'num_heads': (settings['num_heads'],) * depth}
 
     def make_stem(self) -> nn.Module:
-        patch, size = self.settings['patch_size'], self.map_size(0)
+        patch, size = self.stem_stride, self.map_size(0)
         position = PositionTable(self.channels[0], (size, size))
         nn.init.trunc_normal_(position.table, std=0.02)
         return PatchEmbedding(self.in_channels, self.channels[0], patch, patch, norm=False,
@@ -66,6 +66,3 @@ class FLattenDeiT(FLattenBackbone):
                 if self.attn_types[stage][block] == 'L' else
                 SoftmaxAttention(self.num_heads[stage]))
         return SelfAttention(self.channels[stage], core)
-
-    def map_size(self, stage: int) -> int:
-        return -(-self.pretrain_size // self.settings['patch_size'])

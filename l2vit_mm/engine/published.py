@@ -3,6 +3,8 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 
+from l2vit_mm.backbones.base import check_fit
+
 
 @HOOKS.register_module()
 class PublishedClassifierHook(Hook):
@@ -13,7 +15,8 @@ class PublishedClassifierHook(Hook):
     ``head.bias``. Files that were trained here are left alone.
 
     Raises:
-        RuntimeError: if the file doesn't fit the classifier; it lists what is missing or unknown.
+        RuntimeError: if the file doesn't fit the classifier; it lists what is missing,
+            unknown or of another shape.
     """
 
     priority = 'VERY_HIGH'  # before hooks that look for checkpoint['state_dict']
@@ -25,23 +28,12 @@ class PublishedClassifierHook(Hook):
         if any(key.startswith('backbone.') for key in published):
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        state, found = {}, set()
-        for key, value in published.items():
-            if key.startswith('head.'):
-                state[f'head.fc.{key.removeprefix("head.")}'] = value
-            else:
-                state[f'backbone.{key}'] = value
-                name = model.backbone.rename_published(key)
-                if name is not None:
-                    found.add(f'backbone.{name}')
-        found.update(key for key in state if key.startswith('head.fc.'))
-        own = {key for key in model.state_dict() if key.startswith(('backbone.', 'head.'))}
-        if found != own:
-            raise RuntimeError(f'the checkpoint does not fit the classifier on '
-                               f'{type(model.backbone).__name__}: missing: {_list(own - found)}; '
-                               f'unknown: {_list(found - own)}')
+        backbone = {key: value for key, value in published.items() if not key.startswith('head.')}
+        state = {f'backbone.{key}': value for key, value in model.backbone.adapt(backbone).items()}
+        state.update((key.replace('head.', 'head.fc.', 1), value)
+                     for key, value in published.items() if key.startswith('head.'))
+        own = {key: value for key, value in model.state_dict().items()
+               if key.startswith(('backbone.', 'head.'))}
+        check_fit(state, own, 'the checkpoint does not fit the classifier on '
+                  f'{type(model.backbone).__name__}')
         checkpoint['state_dict'] = state
-
-
-def _list(names: set[str]) -> str:
-    return ', '.join(sorted(names)) or 'none'

@@ -30,8 +30,6 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
-        if self.window is None:
-            return self.proj(self.core(*self.qkv(x).chunk(3, -1), layout, layout))
         windows, window_layout = layout.to_windows(x, self.window)
         q, k, v = self.qkv(windows).chunk(3, -1)
         out = self.core(q, k, v, window_layout, window_layout)

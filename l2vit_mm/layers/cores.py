@@ -16,13 +16,6 @@ from l2vit_mm.layers.position import PositionTable
 from l2vit_mm.ops import focused_feature_map, linear_attention
 
 
-def _offsets(layout: TokenLayout, key_layout: TokenLayout, device: torch.device) -> dict:
-    """What the operator needs to know of the layouts."""
-    if key_layout == layout:
-        return dict(cu_seqlens=layout.offsets(device))
-    return dict(cu_seqlens=layout.offsets(device), cu_seqlens_k=key_layout.offsets(device))
-
-
 def _groups(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
             key_layout: TokenLayout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Queries (B', N, C), keys and values (B', M, C) of images of one size, in turn."""
@@ -32,6 +25,16 @@ def _groups(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
 def _heads(tokens: Tensor, layout: TokenLayout, num_heads: int) -> Tensor:
     """Tokens (..., C) to (B, N, H, D), or packed (T, H, D)."""
     return layout.to_sequences(tokens).unflatten(-1, (num_heads, -1))
+
+
+def _linear(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout,
+            feature_map: str) -> Tensor:
+    """The operator on heads (_heads) of all three, to tokens (..., C)."""
+    offsets = dict(cu_seqlens=layout.offsets(q.device))
+    if key_layout != layout:
+        offsets.update(cu_seqlens_k=key_layout.offsets(q.device))
+    out = linear_attention(q, k, v, feature_map=feature_map, normalizer='mean', **offsets)
+    return layout.from_sequences(out.flatten(-2))
 
 
 class SharedDepthwiseConv(nn.Conv2d):
@@ -92,12 +95,9 @@ class FocusedLinearAttention(nn.Module):
                 key_layout: TokenLayout) -> Tensor:
         q = focused_feature_map(q, self.scale, self.focusing_factor)
         k = focused_feature_map(k, self.scale, self.focusing_factor, self.position(key_layout))
-        out = linear_attention(_heads(q, layout, self.num_heads),
-                               _heads(k, key_layout, self.num_heads),
-                               _heads(v, key_layout, self.num_heads),
-                               feature_map='identity', normalizer='mean',
-                               **_offsets(layout, key_layout, q.device))
-        return layout.from_sequences(out.flatten(-2)) + self.dwc(v, key_layout, layout)
+        out = _linear(_heads(q, layout, self.num_heads), _heads(k, key_layout, self.num_heads),
+                      _heads(v, key_layout, self.num_heads), layout, key_layout, 'identity')
+        return out + self.dwc(v, key_layout, layout)
 
 
 class SoftmaxAttention(nn.Module):
@@ -124,7 +124,7 @@ class SoftmaxAttention(nn.Module):
 class MappedLinearAttention(nn.Module):
     """Linear attention of one feature map, and perhaps a local branch::
 
-        out_i = sum_j (phi(q_i) . phi(k_j)) v_j / (sum_j phi(q_i) . phi(k_j)) + DWConv(v)_i
+        out_i = sum_j (phi(q_i) . phi(k_j)) v_j / (sum_j phi(q_i) . phi(k_j) + 1e-6 M) + DWConv(v)_i
 
     - 'relu': phi(x) = max(x, 0).
     - 'elu': phi(x) = elu(x) + 1 (arXiv 2006.16236).
@@ -152,12 +152,10 @@ class MappedLinearAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
                 key_layout: TokenLayout) -> Tensor:
-        out = linear_attention(self._map(_heads(q, layout, self.num_heads)),
-                               self._map(_heads(k, key_layout, self.num_heads)),
-                               _heads(v, key_layout, self.num_heads),
-                               feature_map='relu' if self.feature_map == 'relu' else 'identity',
-                               normalizer='mean', **_offsets(layout, key_layout, q.device))
-        out = layout.from_sequences(out.flatten(-2))
+        out = _linear(self._map(_heads(q, layout, self.num_heads)),
+                      self._map(_heads(k, key_layout, self.num_heads)),
+                      _heads(v, key_layout, self.num_heads), layout, key_layout,
+                      'relu' if self.feature_map == 'relu' else 'identity')
         return out if self.dwc is None else out + self.dwc(v, key_layout, layout)
 
     def _map(self, x: Tensor) -> Tensor:

@@ -113,19 +113,21 @@ class TokenLayout:
 
     # Windows
 
-    def to_windows(self, tokens: Tensor, window: Window) -> tuple[Tensor, 'TokenLayout']:
+    def to_windows(self, tokens: Tensor, window: Window | None) -> tuple[Tensor, 'TokenLayout']:
         """Cuts maps, zero-padded right and bottom, into windows, which are small maps.
 
         With a shift the padded map is rolled up and to the left before it is cut.
 
         Args:
             tokens (Tensor): (..., C).
-            window (Window): the windows' size and shift.
+            window (Window, optional): the windows' size and shift. None: whole maps, as they are.
 
         Returns:
             tuple[Tensor, TokenLayout]: tokens of all windows, image by image, row by row, and
             their layout.
         """
+        if window is None:
+            return tokens, self
         h, w, *shift = window.cut(self.height, self.width)
         pad_h, pad_w = -self.height % h, -self.width % w
         if pad_h or pad_w:
@@ -135,8 +137,10 @@ class TokenLayout:
         windows = rearrange(tokens, 'b (y h) (x w) c -> (b y x) h w c', h=h, w=w)
         return windows, TokenLayout(windows.shape[0], h, w)
 
-    def from_windows(self, windows: Tensor, window: Window) -> Tensor:
+    def from_windows(self, windows: Tensor, window: Window | None) -> Tensor:
         """Puts windows (as :meth:`to_windows` gives them) together and crops the padding."""
+        if window is None:
+            return windows
         h, w, *shift = window.cut(self.height, self.width)
         rows, columns = -(-self.height // h), -(-self.width // w)
         tokens = rearrange(windows, '(b y x) h w c -> b (y h) (x w) c', y=rows, x=columns)
@@ -274,14 +278,18 @@ class PackedLayout(TokenLayout):
     def join(self, sequences: list[Tensor]) -> Tensor:
         return torch.cat([group.flatten(0, 1) for group in sequences])
 
-    def to_windows(self, tokens: Tensor, window: Window) -> tuple[Tensor, TokenLayout]:
+    def to_windows(self, tokens: Tensor, window: Window | None) -> tuple[Tensor, TokenLayout]:
+        if window is None:
+            return tokens, self
         places, layout = self._window_places(window, tokens.device)
         if isinstance(layout, PackedLayout):
             return _Spread.apply(tokens, places, layout.num_tokens), layout
         rows = _Spread.apply(tokens, places, layout.batch * layout.height * layout.width)
         return rows.view(layout.batch, layout.height, layout.width, -1), layout
 
-    def from_windows(self, windows: Tensor, window: Window) -> Tensor:
+    def from_windows(self, windows: Tensor, window: Window | None) -> Tensor:
+        if window is None:
+            return windows
         places, layout = self._window_places(window, windows.device)
         if not isinstance(layout, PackedLayout):
             windows = windows.flatten(0, 2)

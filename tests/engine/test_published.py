@@ -76,7 +76,9 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     published = golden.state_dict(GOLDEN['flatten_pvt_v2_b0'])
     del published['head.bias'], published['block1.0.mlp.fc1.bias']
     published['block1.0.attn.table'] = torch.zeros(1)
+    published['block1.0.norm1.weight'] = torch.zeros(7)
     torch.save({'model': published}, tmp_path / 'misfit.pth')
     with pytest.raises(RuntimeError, match=r'on FLattenPVTv2: missing: backbone\.stages\.0\.0\.mlp'
-                       r'\.fc1\.bias, head\.fc\.bias; unknown: backbone\.stages\.0\.0\.attn'):
+                       r'\.fc1\.bias, head\.fc\.bias; unknown: backbone\.stages\.0\.0\.attn\.table; '
+                       r'of another shape: backbone\.stages\.0\.0\.attn_norm\.weight'):
         load(classifier('flatten_pvt_v2_b0'), tmp_path / 'misfit.pth')

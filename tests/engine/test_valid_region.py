@@ -1,4 +1,6 @@
 """Sizes of images go from the data preprocessor to the backbone, and nowhere else."""
+from pathlib import Path
+
 import pytest
 import torch
 from mmengine.config import Config
@@ -7,8 +9,8 @@ from mmengine.registry import MODELS, DefaultScope
 import l2vit_mm  # noqa: F401  (before any toolbox)
 from l2vit_mm.backbones import L2ViT
 from l2vit_mm.engine.valid_region import ValidRegionTensor
-from tests.tools.conftest import REPO
 
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 SIZES = [(40, 56), (64, 33)]
 
 
@@ -171,7 +173,7 @@ def test_augmentations_of_batches():
 
 
 def mask_rcnn(preprocessor):
-    cfg = Config.fromfile(str(REPO / 'configs' / 'mask_rcnn_l2vit_t_coco.py')).model
+    cfg = Config.fromfile(str(CONFIGS / 'mask_rcnn_l2vit_t_coco.py')).model
     cfg.data_preprocessor.type = preprocessor
     cfg.backbone.arch = 'pico'
     cfg.neck.in_channels = list(L2ViT.arch_zoo['pico']['channels'])
@@ -201,7 +203,7 @@ def test_mask_rcnn_features_alone_and_beside_a_larger_image():
 
 
 def test_sliding_window_of_a_segmenter(batch):
-    cfg = Config.fromfile(str(REPO / 'configs' / 'upernet_l2vit_t_ade20k.py')).model
+    cfg = Config.fromfile(str(CONFIGS / 'upernet_l2vit_t_ade20k.py')).model
     cfg.data_preprocessor = dict(type='ValidRegionSegDataPreProcessor')
     cfg.backbone.arch = 'pico'
     channels = L2ViT.arch_zoo['pico']['channels']
