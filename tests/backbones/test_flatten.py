@@ -485,6 +485,12 @@ def test_mixed_epsilons_of_pvt():
                 assert module.eps == (1e-6 if fine else 1e-5), name
 
 
+def test_epsilon_of_deit_is_that_of_vision_transformers():
+    for name, module in small(FLattenDeiT).named_modules():
+        if name.endswith(('attn_norm', 'mlp_norm')):
+            assert module.eps == 1e-6, name
+
+
 def kinds(model):
     return [''.join('L' if type(getattr(block.attn, 'core', None)).__name__.startswith('Focused')
                     else 'S' for block in stage) for stage in model.stages]
