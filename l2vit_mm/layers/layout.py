@@ -250,8 +250,8 @@ class PackedLayout(TokenLayout):
         return F.pad(feature_map, (0, width - self.width, 0, height - self.height)).contiguous()
 
     def channels_first(self, tokens: Tensor) -> Tensor:
-        # As one image T high and 1 wide. Not by t(): on strides of such a view, torch 2.14.1's
-        # BatchNorm has a wrong gradient on the CPU.
+        # As one image T high and 1 wide. Not by t(), there and back: between two such views torch
+        # 2.14.1's BatchNorm has a wrong gradient on the CPU.
         return tokens[None, :, None].permute(0, 3, 1, 2)
 
     def channels_last(self, values: Tensor) -> Tensor:

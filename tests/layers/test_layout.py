@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from l2vit_mm.layers import TokenLayout, Window
+from l2vit_mm.layers import PackedLayout, TokenLayout, Window
 
 
 @pytest.fixture
@@ -75,6 +75,12 @@ def test_parts_of_shifted_windows():
 def test_per_image(tokens):
     scaled = tokens * LAYOUT.per_image(torch.tensor([2., 3.]))
     assert torch.equal(scaled[0], 2 * tokens[0]) and torch.equal(scaled[1], 3 * tokens[1])
+
+
+def test_values_an_image_of_packed_tokens():
+    layout = PackedLayout.of_sizes([(1, 2), (3, 1), (3, 1)])
+    values = layout.per_image(torch.tensor([2., 3., 5.]))
+    assert values.tolist() == [[2.]] * 2 + [[3.]] * 3 + [[5.]] * 3
 
 
 def test_per_position():
