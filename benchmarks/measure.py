@@ -56,7 +56,7 @@ class Timer:
                 seconds[name] = self(call)
             repeats[name] = math.ceil(0.01 / seconds[name])
         a_round = sum(repeats[name] * seconds[name] for name in calls)
-        rounds = max(3, min(rounds, int(budget / a_round)))
+        rounds = max(3, int(min(rounds, budget / a_round)))
         samples: Samples = {name: [] for name in calls}
         for index in range(rounds):
             for name in list(calls)[::1 if index % 2 == 0 else -1]:

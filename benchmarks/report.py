@@ -1,4 +1,4 @@
-"""Figures of bench_ops.py as Markdown tables and a plot."""
+"""Figures of the benchmarks as Markdown tables and a plot."""
 from pathlib import Path
 
 
@@ -110,6 +110,27 @@ def _memory(result: dict) -> str:
         'extra MB': _mb(row['extra_bytes']),
         'extra / state': f"{row['extra_bytes'] / row['state_bytes']:.1f}"
     } for row in result['memory']])
+
+
+def batches(figures: dict) -> str:
+    """The table of bench_batch.py: all but the first three columns are ratios to the padded way."""
+    rows = []
+    for row in figures['rows']:
+        rows.append({'images': ', '.join(f'{h} x {w}' for h, w in row['sizes']),
+                     'padded to': '{} x {}'.format(*row['padded']), **_ratios(row)})
+        rows[-1].update({f'{name} time': _relative(ratio) for name, ratio in row['time'].items()})
+    rows.append({'images': 'all', 'padded to': '', **_ratios(figures['total'])})
+    return table(rows)
+
+
+def _ratios(row: dict) -> dict[str, str]:
+    found = {'padded s': f"{row['seconds']['padded']:.2f}",
+             'padded GB': f"{row['peak_bytes']['padded'] / 1e9:.2f}", 'area': f"{row['area']:.3f}"}
+    for of, name in (('seconds', 'time'), ('peak_bytes', 'memory')):
+        unit = row[of]['padded']
+        found.update({f'{way} {name}': f'{value / unit:.3f}' for way, value in row[of].items()
+                      if way != 'padded'})
+    return found
 
 
 def plot(figures: dict, file: Path) -> None:

@@ -207,8 +207,7 @@ class HierarchicalBackbone(BaseModule):
         height, width = x.shape[2:]
         layout = self._layout(x, valid_hw)
         # Channels-last from here on: the copy is cheapest while there are three channels.
-        x = layout.from_map(x.contiguous(memory_format=torch.channels_last))
-        x, layout = self.stem(x, layout)
+        x, layout = self.stem(layout.from_map(x), layout)
         stride = self.stem_stride
         outs = {}
         for index, stage in enumerate(self.stages[:max(self.out_indices) + 1]):
@@ -221,7 +220,7 @@ class HierarchicalBackbone(BaseModule):
                 x = self.stage_norms[index](x)
             if index in self.out_indices:
                 out = getattr(self, f'norm{index}')(x) if self.output_norm else x
-                outs[index] = layout.to_output(out, -(-height // stride), -(-width // stride))
+                outs[index] = layout.to_map(out, -(-height // stride), -(-width // stride))
         return tuple(outs[index] for index in self.out_indices)
 
     @staticmethod

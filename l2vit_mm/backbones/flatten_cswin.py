@@ -31,7 +31,7 @@ class StripeAttention(nn.Module):
         """Queries, keys and values (..., C) to tokens (..., C)."""
         # The published code, too, pads what the Linear has made, with zeros.
         (q, _), (k, _), (v, inner) = (layout.to_windows(x, self.window) for x in (q, k, v))
-        out = self.core(q, k, v, inner, inner) + inner.from_map(self.lepe(inner.to_map(v)))
+        out = self.core(q, k, v, inner, inner) + inner.over_maps(self.lepe, v)
         return layout.from_windows(out, self.window)
 
 

@@ -25,11 +25,12 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
-        x = pad_to_multiple(layout.to_map(x), 2)
-        # Row by row in each column: the published order.
-        x = rearrange(x, 'b c (h y) (w x) -> b (x y c) h w', y=2, x=2)
-        layout = layout.reduced(2)
-        return self.reduction(self.norm(layout.from_map(x))), layout
+        def side_by_side(maps: Tensor) -> Tensor:
+            # Row by row in each column: the published order.
+            return rearrange(pad_to_multiple(maps, 2), 'b c (h y) (w x) -> b (x y c) h w', y=2, x=2)
+
+        x = self.reduction(self.norm(layout.over_maps(side_by_side, x)))
+        return x, layout.reduced(2)
 
 
 class FLattenSwin(FLattenBackbone):

@@ -90,8 +90,8 @@ class SpatialReductionAttention(nn.Module):
         if self.reduction is not None:
             stride = self.reduction.stride[0]
             key_layout = layout.reduced(stride)
-            feature_map = self.reduction(pad_to_multiple(layout.to_map(x), stride))
-            reduced = self.reduction_norm(key_layout.from_map(feature_map))
+            reduced = self.reduction_norm(layout.over_maps(
+                lambda maps: self.reduction(pad_to_multiple(maps, stride)), x))
         k, v = self.kv(reduced).chunk(2, -1)
         return self.proj(self.core(q, k, v, layout, key_layout))
 

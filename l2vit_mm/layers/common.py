@@ -62,7 +62,7 @@ class MLP(nn.Module):
         """Tokens (..., C) to tokens (..., C)."""
         x = self.fc1(x)
         if self.dwconv is not None:
-            x = layout.from_map(self.dwconv(layout.to_map(x)))
+            x = layout.over_maps(self.dwconv, x)
         return self.fc2(F.gelu(x))
 
 
@@ -106,7 +106,7 @@ class ConditionalPositionEncoding(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
-        return x + layout.from_map(self.conv(layout.to_map(x)))
+        return x + layout.over_maps(self.conv, x)
 
 
 class LocalConcentrationModule(nn.Module):
@@ -126,9 +126,9 @@ class LocalConcentrationModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
-        x = F.gelu(layout.from_map(self.conv1(layout.to_map(x))))
+        x = F.gelu(layout.over_maps(self.conv1, x))
         x = batch_norm(self.bn, x, layout)
-        return layout.from_map(self.conv2(layout.to_map(x)))
+        return layout.over_maps(self.conv2, x)
 
 
 class PatchEmbedding(nn.Module):
@@ -157,9 +157,8 @@ class PatchEmbedding(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Pixels or tokens (..., in_channels) to tokens (..., C) and their layout."""
         stride = self.proj.stride[0]
-        x = self.proj(pad_to_multiple(layout.to_map(x), stride))
+        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, stride)), x)
         layout = layout.reduced(stride)
-        x = layout.from_map(x)
         if self.norm is not None:
             x = self.norm(x)
         if self.position is not None:
@@ -188,12 +187,12 @@ class ConvStem(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Pixels (..., in_channels) of h x w images to tokens (..., C) of ceil(h / 4) x ceil(w / 4)
         maps."""
-        x = self.conv1(pad_to_multiple(layout.to_map(x), 4))
+        x = layout.over_maps(lambda maps: self.conv1(pad_to_multiple(maps, 4)), x)
         layout = layout.reduced(4)
         # Between the convolutions a map ends where its padded image does.
         halfway = layout.enlarged(2)
-        x = F.relu(batch_norm(self.bn1, halfway.from_map(x), halfway))
-        x = batch_norm(self.bn2, layout.from_map(self.conv2(halfway.to_map(x))), layout)
+        x = F.relu(batch_norm(self.bn1, x, halfway))
+        x = batch_norm(self.bn2, halfway.over_maps(self.conv2, x), layout)
         return self.norm(x), layout
 
 
@@ -212,6 +211,5 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
-        x = self.proj(pad_to_multiple(layout.to_map(self.norm(x)), 2))
-        layout = layout.reduced(2)
-        return layout.from_map(x), layout
+        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x))
+        return x, layout.reduced(2)

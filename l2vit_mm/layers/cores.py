@@ -62,8 +62,8 @@ class SharedDepthwiseConv(nn.Conv2d):
         channels = v.shape[-1]
         repeats = channels // self.in_channels
         weight, bias = self.weight.repeat(repeats, 1, 1, 1), self.bias.repeat(repeats)
-        return layout.from_map(F.conv2d(layout.to_map(v), weight, bias, padding=self.padding,
-                                        groups=channels))
+        return layout.over_maps(lambda maps: F.conv2d(maps, weight, bias, padding=self.padding,
+                                                      groups=channels), v)
 
 
 class FocusedLinearAttention(nn.Module):

@@ -64,25 +64,35 @@ class TokenLayout:
 
     # Maps
 
-    def to_map(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., C) as a (B, C, H, W) map in channels-last memory; zero outside an image."""
-        return tokens.permute(0, 3, 1, 2)
-
     def from_map(self, feature_map: Tensor) -> Tensor:
-        """A (B, C, H, W) map as tokens (..., C); what is outside an image is not looked at."""
-        return feature_map.permute(0, 2, 3, 1)
+        """A batch (B, C, Y, X) of at least the maps' sizes as tokens (..., C); what is outside an
+        image is not looked at."""
+        return feature_map.permute(0, 2, 3, 1).contiguous()
 
-    def to_output(self, tokens: Tensor, height: int, width: int) -> Tensor:
-        """Tokens (..., C) as a contiguous (B, C, height, width) map, zero outside an image."""
-        return self.to_map(tokens).contiguous()
+    def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
+        """Tokens (..., C) as a contiguous (B, C, height, width) batch, zero outside an image."""
+        return tokens.permute(0, 3, 1, 2).contiguous()
+
+    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """Applies a function to the maps, as a convolution that sees nothing beyond an image.
+
+        Args:
+            function (Callable): (B', C, H', W') maps in channels-last memory to others, which may
+                be of another size; called once for each of :attr:`groups`.
+            tokens (Tensor): (..., C).
+
+        Returns:
+            Tensor: tokens of the maps that the function gave.
+        """
+        return function(tokens.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def channels_first(self, tokens: Tensor) -> Tensor:
         """Tokens (..., C) as a view (X, C, Y, Z) of no tokens but theirs, for BatchNorm."""
-        return self.to_map(tokens)
+        return tokens.permute(0, 3, 1, 2)
 
     def channels_last(self, values: Tensor) -> Tensor:
         """What :meth:`channels_first` gave, as tokens (..., C)."""
-        return self.from_map(values)
+        return values.permute(0, 2, 3, 1)
 
     # Sequences
 
@@ -227,27 +237,22 @@ class PackedLayout(TokenLayout):
             self._kept[device] = image, inside // width, inside % width
         return self._kept[device]
 
-    def _map_places(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Where each token is in a flattened (B, height, width) map."""
-        key = 'map', height, width, device
-        if key not in self._kept:
-            image, y, x = self._places(device)
-            self._kept[key] = (image * height + y) * width + x
-        return self._kept[key]
-
-    def to_map(self, tokens: Tensor) -> Tensor:
-        places = self._map_places(self.height, self.width, tokens.device)
-        rows = _Spread.apply(tokens, places, self.batch * self.height * self.width)
-        return rows.view(self.batch, self.height, self.width, -1).permute(0, 3, 1, 2)
-
     def from_map(self, feature_map: Tensor) -> Tensor:
-        height, width = feature_map.shape[2:]
-        places = self._map_places(height, width, feature_map.device)
-        return _Collect.apply(feature_map.permute(0, 2, 3, 1).flatten(0, 2), places)
+        batches = feature_map.split([n for n, _, _ in self.groups])
+        return torch.cat([
+            batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
+            for batch, (_, h, w) in zip(batches, self.groups)])
 
-    def to_output(self, tokens: Tensor, height: int, width: int) -> Tensor:
-        feature_map = self.to_map(tokens)
-        return F.pad(feature_map, (0, width - self.width, 0, height - self.height)).contiguous()
+    def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
+        maps = (F.pad(group.unflatten(1, (h, w)).permute(0, 3, 1, 2),
+                      (0, width - w, 0, height - h))
+                for group, (_, h, w) in zip(self.split(tokens), self.groups))
+        return torch.cat([*maps]).contiguous()
+
+    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        maps = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
+                for group, (_, h, w) in zip(self.split(tokens), self.groups))
+        return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in maps])
 
     def channels_first(self, tokens: Tensor) -> Tensor:
         # As one image T high and 1 wide. Not by t(), there and back: between two such views torch

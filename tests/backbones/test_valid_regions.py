@@ -184,7 +184,7 @@ def test_drop_path_drops_whole_images():
     stem = model(batch, valid_hw)[0][1, :, :9, :5]
     layout = TokenLayout(1, 33, 17)
     tokens, layout = model.stem(layout.from_map(images[1][None]), layout)
-    torch.testing.assert_close(stem, layout.to_map(tokens)[0])
+    torch.testing.assert_close(stem, layout.to_map(tokens, 9, 5)[0])
 
 
 def test_a_full_batch_takes_the_dense_path(monkeypatch):

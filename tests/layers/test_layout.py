@@ -12,12 +12,54 @@ def tokens():
 LAYOUT = TokenLayout(2, 5, 7)
 
 
-def test_map_is_a_view(tokens):
-    feature_map = LAYOUT.to_map(tokens)
-    assert feature_map.shape == (2, 3, 5, 7)
-    assert feature_map.data_ptr() == tokens.data_ptr()
+def test_maps_are_views(tokens):
+    seen = []
+
+    def function(maps):
+        seen.append(maps)
+        return maps[:, :, ::2, 1:]
+
+    out = LAYOUT.over_maps(function, tokens)
+    assert seen[0].shape == (2, 3, 5, 7)
+    assert seen[0].data_ptr() == tokens.data_ptr() and out._base is not None
+    assert seen[0][1, 2, 3, 4] == tokens[1, 3, 4, 2]
+    assert torch.equal(out, tokens[:, ::2, 1:])
+
+
+def test_map_and_back(tokens):
+    feature_map = LAYOUT.to_map(tokens, 5, 7)
+    assert feature_map.shape == (2, 3, 5, 7) and feature_map.is_contiguous()
     assert feature_map[1, 2, 3, 4] == tokens[1, 3, 4, 2]
     assert torch.equal(LAYOUT.from_map(feature_map), tokens)
+    assert LAYOUT.from_map(feature_map).is_contiguous()
+
+
+PACKED = PackedLayout.of_sizes([(2, 3), (2, 3), (4, 1)])
+
+
+def test_packed_map_and_back():
+    tokens = torch.arange(1., 17).view(16, 1)
+    feature_map = PACKED.to_map(tokens, 5, 4)
+    assert feature_map.is_contiguous()
+    assert feature_map[:, 0].tolist() == [
+        [[1, 2, 3, 0], [4, 5, 6, 0], [0] * 4, [0] * 4, [0] * 4],
+        [[7, 8, 9, 0], [10, 11, 12, 0], [0] * 4, [0] * 4, [0] * 4],
+        [[13, 0, 0, 0], [14, 0, 0, 0], [15, 0, 0, 0], [16, 0, 0, 0], [0] * 4]]
+    feature_map[feature_map == 0] = torch.nan
+    assert torch.equal(PACKED.from_map(feature_map), tokens)
+
+
+def test_packed_maps_are_views_of_images_of_one_size():
+    tokens, seen = torch.randn(16, 3), []
+
+    def function(maps):
+        seen.append(maps)
+        return maps[:, :, 1:]
+
+    out = PACKED.over_maps(function, tokens)
+    assert [maps.shape for maps in seen] == [(2, 3, 2, 3), (1, 3, 4, 1)]
+    assert seen[0].data_ptr() == tokens.data_ptr() == seen[1].data_ptr() - 4 * 12 * 3
+    assert torch.equal(out, tokens[[3, 4, 5, 9, 10, 11, 13, 14, 15]])
 
 
 def test_sequences(tokens):

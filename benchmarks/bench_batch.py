@@ -1,0 +1,146 @@
+"""Training steps of a backbone on batches of images of different sizes: padding counted as image,
+padding left out, and the images one by one.
+
+Prints a table; docs/batching.md says what its columns are.
+"""
+import argparse
+import json
+import os
+import random
+from pathlib import Path
+
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler is chatty on the standard error
+
+import torch
+from torch import Tensor
+
+import report
+from bench_ops import environment
+from l2vit_mm.backbones import L2ViT
+from measure import Timer, medians, peak_memory, relative
+
+# Heights and widths of the images in the eight-image excerpt of COCO 2017, "coco8".
+COCO_SIZES = ((480, 640), (426, 640), (428, 640), (425, 640), (640, 481), (478, 640), (500, 381),
+              (488, 640))
+SHORT_SIDES = range(480, 801, 32)
+LONG_SIDE = 1333
+DIVISOR = 32  # batches are padded to multiples of it
+
+Sizes = list[tuple[int, int]]
+
+
+def resized(height: int, width: int, short: int, scale: float) -> tuple[int, int]:
+    """An image's size after MM's Resize to a short side, the long one at most LONG_SIDE."""
+    factor = scale * min(short / min(height, width), LONG_SIDE / max(height, width))
+    return int(height * factor + 0.5), int(width * factor + 0.5)
+
+
+def draw(count: int, batch_size: int, seed: int, scale: float) -> list[Sizes]:
+    """Batches as the detection configs draw them: a random short side an image, and images of a
+    batch all upright or all not (AspectRatioBatchSampler)."""
+    rng = random.Random(seed)
+    batches = []
+    for _ in range(count):
+        height, width = rng.choice(COCO_SIZES)
+        alike = [size for size in COCO_SIZES if (size[0] > size[1]) == (height > width)]
+        batches.append([resized(*rng.choice(alike), rng.choice(SHORT_SIDES), scale)
+                        for _ in range(batch_size)])
+    return batches
+
+
+def padded(sizes: Sizes) -> tuple[int, int]:
+    """Height and width of a batch."""
+    return tuple(-(-max(axis) // DIVISOR) * DIVISOR for axis in zip(*sizes))
+
+
+class Step:
+    """Forward, backward and an AdamW step of a backbone."""
+
+    def __init__(self, arch: str, device: torch.device, amp: torch.dtype | None) -> None:
+        torch.manual_seed(0)
+        self.model = L2ViT(arch, drop_path_rate=0.2).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6)
+        self.device, self.amp = device, amp
+
+    def __call__(self, *batches: tuple[Tensor, Tensor | None]) -> list[Tensor]:
+        """Batches and their valid_hw; gradients are added up over them."""
+        self.optimizer.zero_grad()
+        for images, valid_hw in batches:
+            with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+                outs = self.model(images, valid_hw)
+            torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
+        self.optimizer.step()
+        return []
+
+    def calls(self, sizes: Sizes) -> dict:
+        """The ways to make a step on images of some sizes."""
+        height, width = padded(sizes)
+        batch = torch.zeros(len(sizes), 3, height, width, device=self.device)
+        for image, (h, w) in zip(batch, sizes):
+            image[:, :h, :w].normal_()
+        singles = [(image[None, :, :h, :w].contiguous(), None)
+                   for image, (h, w) in zip(batch, sizes)]
+        return {'padded': lambda: self((batch, None)),
+                'valid': lambda: self((batch, torch.tensor(sizes))),
+                'one by one': lambda: self(*singles)}
+
+
+def measure(step: Step, sizes: Sizes, timer: Timer, rounds: int) -> dict:
+    """Time and peak memory of a step in each way, and their ratios to the padded one."""
+    height, width = padded(sizes)
+    calls = step.calls(sizes)
+    samples = timer.interleave(calls, rounds=rounds, budget=float('inf'))
+    return {
+        'sizes': sizes, 'padded': (height, width),
+        'area': sum(h * w for h, w in sizes) / (len(sizes) * height * width),
+        'samples': samples, 'seconds': medians(samples), 'time': relative(samples, 'padded'),
+        'peak_bytes': {name: peak_memory(call, step.device)[0] for name, call in calls.items()},
+    }
+
+
+def total(rows: list[dict]) -> dict:
+    """The sums over all batches."""
+    areas = [len(row['sizes']) * row['padded'][0] * row['padded'][1] for row in rows]
+
+    def summed(of: str) -> dict[str, float]:
+        return {name: sum(row[of][name] for row in rows) for name in rows[0][of]}
+
+    return {'area': sum(row['area'] * area for row, area in zip(rows, areas)) / sum(areas),
+            'seconds': summed('seconds'), 'peak_bytes': summed('peak_bytes')}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--arch', default='tiny', help='of L2ViT')
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
+    parser.add_argument('--amp', choices=('float16', 'bfloat16'), help='autocast; default: none')
+    parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
+    parser.add_argument('--batches', type=int, default=8, help='how many are drawn')
+    parser.add_argument('--batch-size', type=int, default=2)
+    parser.add_argument('--scale', type=float, default=1., help='of all image sizes')
+    parser.add_argument('--rounds', type=int, default=5, help='samples of each, 3 or more')
+    parser.add_argument('--seed', type=int, default=0, help='of the draw')
+    parser.add_argument('--json', type=Path, help='file for all figures, the single samples too')
+    args = parser.parse_args(argv)
+
+    device = torch.device(args.device)
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        parser.error('--device cuda: torch finds no GPU')
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    figures = {'environment': environment(device), 'rows': []}
+    print(report.heading(figures['environment']), flush=True)
+    step = Step(args.arch, device, args.amp and getattr(torch, args.amp))
+    timer = Timer(device)
+    for sizes in draw(args.batches, args.batch_size, args.seed, args.scale):
+        figures['rows'].append(measure(step, sizes, timer, args.rounds))
+        print(sizes, figures['rows'][-1]['seconds'], flush=True)
+        if args.json:  # after each batch, so that a run that is stopped leaves something
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(figures, indent=1) + '\n')
+    figures['total'] = total(figures['rows'])
+    print('\n' + report.batches(figures))
+
+
+if __name__ == '__main__':
+    main()
