@@ -1,5 +1,5 @@
 """Training steps of a backbone on batches of images of different sizes: padding counted as image,
-padding left out, and the images one by one.
+padding left out, and the images one by one. Last, a batch that has no padding.
 
 Prints a table; docs/batching.md says what its columns are.
 """
@@ -25,6 +25,7 @@ COCO_SIZES = ((480, 640), (426, 640), (428, 640), (425, 640), (640, 481), (478, 
 SHORT_SIDES = range(480, 801, 32)
 LONG_SIDE = 1333
 DIVISOR = 32  # batches are padded to multiples of it
+WITHOUT_PADDING = (640, 960)
 
 Sizes = list[tuple[int, int]]
 
@@ -132,13 +133,15 @@ def main(argv: list[str] | None = None) -> None:
     print(report.heading(figures['environment']), flush=True)
     step = Step(args.arch, device, args.amp and getattr(torch, args.amp))
     timer = Timer(device)
-    for sizes in draw(args.batches, args.batch_size, args.seed, args.scale):
+    batches = draw(args.batches, args.batch_size, args.seed, args.scale)
+    full = padded([tuple(round(side * args.scale) for side in WITHOUT_PADDING)])
+    for sizes in [*batches, [full] * args.batch_size]:
         figures['rows'].append(measure(step, sizes, timer, args.rounds))
         print(sizes, figures['rows'][-1]['seconds'], flush=True)
         if args.json:  # after each batch, so that a run that is stopped leaves something
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(figures, indent=1) + '\n')
-    figures['total'] = total(figures['rows'])
+    figures['total'] = total(figures['rows'][:-1])
     print('\n' + report.batches(figures))
 
 

@@ -119,7 +119,7 @@ def batches(figures: dict) -> str:
         rows.append({'images': ', '.join(f'{h} x {w}' for h, w in row['sizes']),
                      'padded to': '{} x {}'.format(*row['padded']), **_ratios(row)})
         rows[-1].update({f'{name} time': _relative(ratio) for name, ratio in row['time'].items()})
-    rows.append({'images': 'all', 'padded to': '', **_ratios(figures['total'])})
+    rows.insert(-1, {'images': 'all of these', 'padded to': '', **_ratios(figures['total'])})
     return table(rows)
 
 

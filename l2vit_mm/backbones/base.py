@@ -220,7 +220,8 @@ class HierarchicalBackbone(BaseModule):
                 x = self.stage_norms[index](x)
             if index in self.out_indices:
                 out = getattr(self, f'norm{index}')(x) if self.output_norm else x
-                outs[index] = layout.to_map(out, -(-height // stride), -(-width // stride))
+                feature_map = layout.to_map(out, -(-height // stride), -(-width // stride))
+                outs[index] = feature_map.contiguous()
         return tuple(outs[index] for index in self.out_indices)
 
     @staticmethod

@@ -29,8 +29,8 @@ class PatchMerging(nn.Module):
             # Row by row in each column: the published order.
             return rearrange(pad_to_multiple(maps, 2), 'b c (h y) (w x) -> b (x y c) h w', y=2, x=2)
 
-        x = self.reduction(self.norm(layout.over_maps(side_by_side, x)))
-        return x, layout.reduced(2)
+        reduced = layout.reduced(2)
+        return self.reduction(self.norm(layout.over_maps(side_by_side, x, reduced))), reduced
 
 
 class FLattenSwin(FLattenBackbone):

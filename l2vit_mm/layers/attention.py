@@ -91,7 +91,7 @@ class SpatialReductionAttention(nn.Module):
             stride = self.reduction.stride[0]
             key_layout = layout.reduced(stride)
             reduced = self.reduction_norm(layout.over_maps(
-                lambda maps: self.reduction(pad_to_multiple(maps, stride)), x))
+                lambda maps: self.reduction(pad_to_multiple(maps, stride)), x, key_layout))
         k, v = self.kv(reduced).chunk(2, -1)
         return self.proj(self.core(q, k, v, layout, key_layout))
 

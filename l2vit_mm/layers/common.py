@@ -157,13 +157,13 @@ class PatchEmbedding(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Pixels or tokens (..., in_channels) to tokens (..., C) and their layout."""
         stride = self.proj.stride[0]
-        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, stride)), x)
-        layout = layout.reduced(stride)
+        reduced = layout.reduced(stride)
+        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, stride)), x, reduced)
         if self.norm is not None:
             x = self.norm(x)
         if self.position is not None:
-            x = x + self.position(layout)
-        return x, layout
+            x = x + self.position(reduced)
+        return x, reduced
 
 
 class ConvStem(nn.Module):
@@ -187,13 +187,13 @@ class ConvStem(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Pixels (..., in_channels) of h x w images to tokens (..., C) of ceil(h / 4) x ceil(w / 4)
         maps."""
-        x = layout.over_maps(lambda maps: self.conv1(pad_to_multiple(maps, 4)), x)
-        layout = layout.reduced(4)
+        reduced = layout.reduced(4)
         # Between the convolutions a map ends where its padded image does.
-        halfway = layout.enlarged(2)
+        halfway = reduced.enlarged(2)
+        x = layout.over_maps(lambda maps: self.conv1(pad_to_multiple(maps, 4)), x, halfway)
         x = F.relu(batch_norm(self.bn1, x, halfway))
-        x = batch_norm(self.bn2, halfway.over_maps(self.conv2, x), layout)
-        return self.norm(x), layout
+        x = batch_norm(self.bn2, halfway.over_maps(self.conv2, x, reduced), reduced)
+        return self.norm(x), reduced
 
 
 class Downsample(nn.Module):
@@ -211,5 +211,7 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
-        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x))
-        return x, layout.reduced(2)
+        reduced = layout.reduced(2)
+        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x),
+                             reduced)
+        return x, reduced

@@ -70,16 +70,20 @@ class TokenLayout:
         return feature_map.permute(0, 2, 3, 1).contiguous()
 
     def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
-        """Tokens (..., C) as a contiguous (B, C, height, width) batch, zero outside an image."""
-        return tokens.permute(0, 3, 1, 2).contiguous()
+        """Tokens (..., C) as a (B, C, height, width) batch in channels-last memory, zero outside
+        an image."""
+        return tokens.permute(0, 3, 1, 2)
 
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """Applies a function to the maps, as a convolution that sees nothing beyond an image.
+    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
+                  becomes: 'TokenLayout | None' = None) -> Tensor:
+        """Applies a function to the maps, as a convolution that sees zeros beyond an image.
 
         Args:
-            function (Callable): (B', C, H', W') maps in channels-last memory to others, which may
-                be of another size; called once for each of :attr:`groups`.
+            function (Callable): (B', C, H', W') maps in channels-last memory to others, in which a
+                place depends on places nearby alone. It gets all maps at once, padded with zeros
+                right and bottom, or those of one size at a time.
             tokens (Tensor): (..., C).
+            becomes (TokenLayout, optional): the layout of the result; None: the same.
 
         Returns:
             Tensor: tokens of the maps that the function gave.
@@ -190,6 +194,12 @@ class TokenLayout:
         return table(self.height, self.width)
 
 
+# Numbers in the maps of one size from which on one call for each size takes less time than copies
+# to a padded batch and back: on a CPU a call of a convolution, forward and backward, takes half a
+# millisecond even on the smallest map.
+_LARGE = 2**17
+
+
 class PackedLayout(TokenLayout):
     """Tokens of images of different sizes, one behind the other: (T, C), and no padding.
 
@@ -237,19 +247,33 @@ class PackedLayout(TokenLayout):
             self._kept[device] = image, inside // width, inside % width
         return self._kept[device]
 
+    def _map_places(self, height: int, width: int, device: torch.device) -> Tensor:
+        """Where each token is in a flattened (B, height, width) map."""
+        key = 'map', height, width, device
+        if key not in self._kept:
+            image, y, x = self._places(device)
+            self._kept[key] = (image * height + y) * width + x
+        return self._kept[key]
+
     def from_map(self, feature_map: Tensor) -> Tensor:
+        if feature_map.numel() < _LARGE * len(self.groups):
+            places = self._map_places(*feature_map.shape[2:], feature_map.device)
+            return _Collect.apply(feature_map.permute(0, 2, 3, 1).flatten(0, 2), places)
         batches = feature_map.split([n for n, _, _ in self.groups])
         return torch.cat([
             batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
             for batch, (_, h, w) in zip(batches, self.groups)])
 
     def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
-        maps = (F.pad(group.unflatten(1, (h, w)).permute(0, 3, 1, 2),
-                      (0, width - w, 0, height - h))
-                for group, (_, h, w) in zip(self.split(tokens), self.groups))
-        return torch.cat([*maps]).contiguous()
+        places = self._map_places(height, width, tokens.device)
+        rows = _Spread.apply(tokens, places, self.batch * height * width)
+        return rows.view(self.batch, height, width, -1).permute(0, 3, 1, 2)
 
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
+                  becomes: TokenLayout | None = None) -> Tensor:
+        if tokens.numel() < _LARGE * len(self.groups):
+            return (becomes or self).from_map(
+                function(self.to_map(tokens, self.height, self.width)))
         maps = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
                 for group, (_, h, w) in zip(self.split(tokens), self.groups))
         return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in maps])

@@ -5,7 +5,7 @@ from torch import nn
 
 from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
                                 L2ViT)
-from l2vit_mm.layers import TokenLayout
+from l2vit_mm.layers import TokenLayout, layout
 
 hypothesis = pytest.importorskip('hypothesis')
 from hypothesis import strategies as st  # noqa: E402
@@ -38,6 +38,13 @@ MODELS = {
         for attention in ('hydra', 'efficient', 'angular', 'elu', 'softmax')
     },
 }
+
+
+@pytest.fixture(params=['padded', 'by size'])
+def maps(request, monkeypatch):
+    """How convolutions get their maps: small ones all at once, large ones by size."""
+    if request.param == 'by size':
+        monkeypatch.setattr(layout, '_LARGE', 0)
 
 
 def build(name, dtype=torch.float64):
@@ -77,6 +84,7 @@ size = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('dtype', TOLERANCE)
+@pytest.mark.usefixtures('maps')
 def test_alone_and_in_a_batch(name, dtype):
     model = build(name, dtype)
     tolerance = TOLERANCE[dtype]
@@ -122,6 +130,7 @@ def test_alone_and_in_a_batch(name, dtype):
 
 
 @pytest.mark.parametrize('name', MODELS)
+@pytest.mark.usefixtures('maps')
 def test_gradient_of_the_image(name):
     model = build(name)
     images = [torch.randn(3, *hw, dtype=torch.float64) for hw in [(24, 40), (33, 17)]]
@@ -182,9 +191,9 @@ def test_drop_path_drops_whole_images():
     images = [torch.randn(3, *hw, dtype=torch.float64) for hw in [(24, 40), (33, 17)]]
     batch, valid_hw = pad(images, 0.)
     stem = model(batch, valid_hw)[0][1, :, :9, :5]
-    layout = TokenLayout(1, 33, 17)
-    tokens, layout = model.stem(layout.from_map(images[1][None]), layout)
-    torch.testing.assert_close(stem, layout.to_map(tokens, 9, 5)[0])
+    pixels = TokenLayout(1, 33, 17)
+    tokens, reduced = model.stem(pixels.from_map(images[1][None]), pixels)
+    torch.testing.assert_close(stem, reduced.to_map(tokens, 9, 5)[0])
 
 
 def test_a_full_batch_takes_the_dense_path(monkeypatch):

@@ -176,6 +176,8 @@ def test_model_is_the_stock_one_around_our_backbone(name):
             theirs[part].in_channels = ours[part].in_channels
     if kind == 'RetinaNet':
         theirs.neck.start_level = 0  # our backbone doesn't return what theirs leaves out
+    if toolbox == 'mmdet':  # our backbones keep images apart from their padding
+        theirs.data_preprocessor.type = 'ValidRegion' + theirs.data_preprocessor.type
     if kind == 'ImageClassifier':
         # Theirs says what a linear layer starts from once for the backbone too.
         theirs.init_cfg, theirs.head.init_cfg = None, ours.head.init_cfg
@@ -258,6 +260,7 @@ def test_published_settings(name):
         assert wrapper.keys() == {'type', 'optimizer'}
         assert optimizer.keys() == {'type', 'lr', 'betas', 'weight_decay'}
     if '_coco' in name:
+        assert cfg.model.data_preprocessor.type == 'ValidRegionDetDataPreprocessor'
         assert cfg.model.data_preprocessor.pad_size_divisor == 32
     # mmengine doesn't know what is accumulated.
     assert cfg.auto_scale_lr == dict(enable=False, base_batch_size=images)

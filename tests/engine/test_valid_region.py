@@ -91,8 +91,34 @@ def test_models_and_batches_do_not_see_each_other(batch):
 def test_compiled_backbone(batch):
     torch.compiler.reset()
     model = backbone()
-    with torch.no_grad():
-        assert_images_alone(torch.compile(model, backend='eager')(batch), model, batch)
+    compiled = torch.compile(model, backend='aot_eager')
+    plain = batch.as_subclass(torch.Tensor)
+    # Other sizes in other batches of one shape; nothing of one is left in the next.
+    for sizes in (SIZES, SIZES[::-1], [(64, 64), (9, 64)], [(64, 64), (64, 64)]):
+        valid = ValidRegionTensor.of(plain.clone(), torch.tensor(sizes))
+        gradients = []
+        for run in (model, compiled):
+            model.zero_grad()
+            outs = run(valid)
+            sum(out.square().mean() for out in outs).backward()
+            gradients.append([p.grad for p in model.parameters()])
+        for a, b in zip(*gradients):
+            torch.testing.assert_close(a, b)
+        for a, b in zip(compiled(valid), model(valid)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_data_parallel(batch, tmp_path):
+    """mmengine's wrapper, one process."""
+    from mmengine.model import MMDistributedDataParallel
+
+    torch.distributed.init_process_group(
+        'gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        model = backbone()
+        assert_images_alone(MMDistributedDataParallel(model)(batch), model, batch)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_mixed_precision_and_checkpointing(batch):
@@ -200,6 +226,30 @@ def test_mask_rcnn_features_alone_and_beside_a_larger_image():
 
     assert difference('ValidRegionDetDataPreprocessor') < 1e-4
     assert difference('DetDataPreprocessor') > 0.01
+
+
+def test_test_time_augmentation():
+    from mmdet.models import DetTTAModel
+
+    model = mask_rcnn('ValidRegionDetDataPreprocessor')
+    model.test_cfg.rcnn.score_thr = 0.
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda _, args: seen.append(args[0].valid_hw.tolist()))
+    inputs, augmented = [], []
+    for scale, flip in ((1, False), (2, True)):
+        inputs.append([torch.randint(0, 256, (3, scale * h, scale * w), dtype=torch.uint8)
+                       for h, w in SIZES])
+        augmented.append(samples('mmdet'))
+        for sample, size in zip(augmented[-1], SIZES):
+            sample.set_metainfo(dict(
+                ori_shape=size, img_shape=tuple(scale * side for side in size), flip=flip,
+                flip_direction='horizontal' if flip else None, scale_factor=(scale, scale)))
+    tta = DetTTAModel(module=model, tta_cfg=dict(
+        nms=dict(type='nms', iou_threshold=0.5), max_per_img=10))
+    with torch.no_grad():
+        results = tta.test_step(dict(inputs=inputs, data_samples=augmented))
+    assert len(results) == 2 and len(results[0].pred_instances)
+    assert seen == [[[40, 56], [64, 33]], [[80, 112], [128, 66]]]
 
 
 def test_sliding_window_of_a_segmenter(batch):

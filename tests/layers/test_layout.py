@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from l2vit_mm.layers import PackedLayout, TokenLayout, Window
+from l2vit_mm.layers import PackedLayout, TokenLayout, Window, layout
 
 
 @pytest.fixture
@@ -28,19 +28,20 @@ def test_maps_are_views(tokens):
 
 def test_map_and_back(tokens):
     feature_map = LAYOUT.to_map(tokens, 5, 7)
-    assert feature_map.shape == (2, 3, 5, 7) and feature_map.is_contiguous()
+    assert feature_map.shape == (2, 3, 5, 7)
     assert feature_map[1, 2, 3, 4] == tokens[1, 3, 4, 2]
-    assert torch.equal(LAYOUT.from_map(feature_map), tokens)
-    assert LAYOUT.from_map(feature_map).is_contiguous()
+    assert torch.equal(LAYOUT.from_map(feature_map.contiguous()), tokens)
+    assert LAYOUT.from_map(feature_map.contiguous()).is_contiguous()
 
 
 PACKED = PackedLayout.of_sizes([(2, 3), (2, 3), (4, 1)])
 
 
-def test_packed_map_and_back():
+@pytest.mark.parametrize('large', [0, 2**17])
+def test_packed_map_and_back(large, monkeypatch):
+    monkeypatch.setattr(layout, '_LARGE', large)
     tokens = torch.arange(1., 17).view(16, 1)
     feature_map = PACKED.to_map(tokens, 5, 4)
-    assert feature_map.is_contiguous()
     assert feature_map[:, 0].tolist() == [
         [[1, 2, 3, 0], [4, 5, 6, 0], [0] * 4, [0] * 4, [0] * 4],
         [[7, 8, 9, 0], [10, 11, 12, 0], [0] * 4, [0] * 4, [0] * 4],
@@ -49,7 +50,8 @@ def test_packed_map_and_back():
     assert torch.equal(PACKED.from_map(feature_map), tokens)
 
 
-def test_packed_maps_are_views_of_images_of_one_size():
+def test_large_packed_maps_are_views_by_size(monkeypatch):
+    monkeypatch.setattr(layout, '_LARGE', 16 * 3 / 2)
     tokens, seen = torch.randn(16, 3), []
 
     def function(maps):
@@ -60,6 +62,20 @@ def test_packed_maps_are_views_of_images_of_one_size():
     assert [maps.shape for maps in seen] == [(2, 3, 2, 3), (1, 3, 4, 1)]
     assert seen[0].data_ptr() == tokens.data_ptr() == seen[1].data_ptr() - 4 * 12 * 3
     assert torch.equal(out, tokens[[3, 4, 5, 9, 10, 11, 13, 14, 15]])
+
+
+def test_small_packed_maps_come_in_one_batch():
+    tokens, seen = torch.randn(16, 3), []
+
+    def function(maps):
+        seen.append(maps)
+        return maps[:, :, 1::2, ::2]
+
+    reduced = PackedLayout([(2, 1, 2), (1, 2, 1)])
+    out = PACKED.over_maps(function, tokens, reduced)
+    assert len(seen) == 1 and torch.equal(seen[0], PACKED.to_map(tokens, 4, 3))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out, tokens[[3, 5, 9, 11, 13, 15]])
 
 
 def test_sequences(tokens):
