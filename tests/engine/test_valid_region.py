@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
@@ -228,10 +228,35 @@ def test_mask_rcnn_features_alone_and_beside_a_larger_image():
     assert difference('DetDataPreprocessor') > 0.01
 
 
+def test_what_a_neck_mixes():
+    """docs/batching.md says it: the last row and column, where the image's own padding ends."""
+    model = mask_rcnn('ValidRegionDetDataPreprocessor')
+    for module in model.neck.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            torch.nn.init.normal_(module.bias)
+    small, large = (torch.randint(0, 256, (3, *size), dtype=torch.uint8)
+                    for size in [(70, 101), (130, 150)])
+
+    def features(*images):
+        data = model.data_preprocessor(
+            dict(inputs=list(images), data_samples=samples('mmdet')[:len(images)]))
+        with torch.no_grad():
+            return model.extract_feat(data['inputs'])
+
+    for a, b, stride in zip(features(small), features(small, large), (4, 8, 16, 32, 64)):
+        h, w = -(-70 // stride), -(-101 // stride)
+        difference = (a[0, :, :h, :w] - b[0, :, :h, :w]).abs().amax(0) / a.std()
+        # Alone it is padded to 96 x 128: more rows and columns than it has at strides 4 to 16.
+        inner = difference if stride <= 16 else difference[:-1, :-1]
+        assert (inner < 1e-4).all()
+        assert stride <= 16 or difference.max() > 0.01
+
+
 def test_test_time_augmentation():
     from mmdet.models import DetTTAModel
 
     model = mask_rcnn('ValidRegionDetDataPreprocessor')
+    del model.roi_head.mask_head  # mmdet merges boxes alone
     model.test_cfg.rcnn.score_thr = 0.
     seen = []
     model.backbone.register_forward_pre_hook(lambda _, args: seen.append(args[0].valid_hw.tolist()))
@@ -244,7 +269,7 @@ def test_test_time_augmentation():
             sample.set_metainfo(dict(
                 ori_shape=size, img_shape=tuple(scale * side for side in size), flip=flip,
                 flip_direction='horizontal' if flip else None, scale_factor=(scale, scale)))
-    tta = DetTTAModel(module=model, tta_cfg=dict(
+    tta = DetTTAModel(module=model, tta_cfg=ConfigDict(
         nms=dict(type='nms', iou_threshold=0.5), max_per_img=10))
     with torch.no_grad():
         results = tta.test_step(dict(inputs=inputs, data_samples=augmented))

@@ -64,7 +64,8 @@ def test_large_packed_maps_are_views_by_size(monkeypatch):
     assert torch.equal(out, tokens[[3, 4, 5, 9, 10, 11, 13, 14, 15]])
 
 
-def test_small_packed_maps_come_in_one_batch():
+def test_small_packed_maps_come_in_one_batch(monkeypatch):
+    monkeypatch.setattr(layout, '_LARGE', 16 * 3 / 2 + 1)
     tokens, seen = torch.randn(16, 3), []
 
     def function(maps):
