@@ -14,6 +14,7 @@ from l2vit_mm.ops import extension
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
 sys.path.insert(0, str(BENCHMARKS))
 
+import bench_batch  # noqa: E402
 import bench_ops  # noqa: E402
 import measure  # noqa: E402
 import report  # noqa: E402
@@ -159,6 +160,61 @@ def test_tables(tiny_run):
     assert len(tables) == 2 * 6
     for lines in tables:
         assert len({len(line) for line in lines}) == 1  # aligned
+
+
+def test_batches_are_drawn_as_in_training():
+    batches = bench_batch.draw(200, 2, seed=0, scale=1.)
+    assert batches == bench_batch.draw(200, 2, seed=0, scale=1.) != bench_batch.draw(200, 2, 1, 1.)
+    shorts = set()
+    for sizes in batches:
+        assert len({h > w for h, w in sizes}) == 1
+        for size in sizes:
+            assert max(size) <= 1333
+            assert min(size) in bench_batch.SHORT_SIDES or max(size) == 1333
+            shorts.add(min(size))
+    assert shorts >= set(bench_batch.SHORT_SIDES)
+    assert bench_batch.resized(425, 640, 800, 1.) == (800, 1205)
+    assert bench_batch.resized(300, 640, 800, 1.) == (625, 1333)
+    assert bench_batch.resized(425, 640, 800, 0.5) == (400, 602)
+    assert bench_batch.padded([(33, 64), (10, 65)]) == (64, 96)
+
+
+def test_a_step_on_valid_regions_is_the_step_on_single_images(monkeypatch):
+    step = bench_batch.Step('pico', CPU, None)
+    step.model.eval()  # BatchNorm counts what is in a batch
+    gradients = {}
+    monkeypatch.setattr(step.optimizer, 'step', lambda: gradients.update(
+        {name: [p.grad.clone() for p in step.model.parameters()]}))
+    calls = step.calls([(30, 40), (33, 17)])
+    for name, call in calls.items():
+        call()
+    for single, valid in zip(gradients['one by one'], gradients['valid']):
+        torch.testing.assert_close(single, valid, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(gradients['padded'][0], gradients['valid'][0], rtol=1e-2)
+
+
+def test_table_of_batches(tmp_path, capsys):
+    file = tmp_path / 'figures.json'
+    bench_batch.main(['--arch', 'pico', '--batches', '2', '--rounds', '3', '--scale', '0.1',
+                      '--json', str(file)])
+    figures = json.loads(file.read_text())
+    *drawn, full = figures['rows']
+    assert len(drawn) == 2 and full['area'] == 1.
+    assert full['sizes'] == [full['padded']] * 2
+    for row in drawn:
+        (a, b), (height, width) = row['sizes'], row['padded']
+        assert row['area'] == (a[0] * a[1] + b[0] * b[1]) / (2 * height * width)
+        assert row['seconds'] == measure.medians(row['samples'])
+        assert row['time'] == measure.relative(row['samples'], 'padded')
+    areas = [row['padded'][0] * row['padded'][1] for row in drawn]
+    total = bench_batch.total(drawn)
+    assert total['area'] == pytest.approx(
+        sum(row['area'] * area for row, area in zip(drawn, areas)) / sum(areas))
+    assert total['seconds']['valid'] == sum(row['seconds']['valid'] for row in drawn)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
+    assert len(lines) == 2 + 2 + 1 + 1 and 'all of these' in lines[4]
+    ratio = total['peak_bytes']['valid'] / total['peak_bytes']['padded']
+    assert f'| {ratio:.3f}' in lines[4]
 
 
 @pytest.fixture
