@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 from mmengine.utils import is_abs
 
 import l2vit_mm.engine.amp  # noqa: F401  (registers CpuAmpOptimWrapper, which dumped configs name)
+from l2vit_mm.compat.distributed import init_cpu_group
 
 DOC = 'docs/train.md'
 
@@ -197,6 +198,10 @@ def check_files(cfg: Config, phases: Sequence[str]) -> None:
 
 def build_runner(cfg: Config) -> Runner:
     """Builds the mmengine runner that the config asks for."""
+    if cfg.launcher != 'none' and get_device() == 'cpu':
+        if cfg.launcher != 'pytorch':
+            raise UsageError(f'--launcher: {cfg.launcher} needs a GPU; without one: pytorch')
+        init_cpu_group(cfg)
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
