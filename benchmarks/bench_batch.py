@@ -138,11 +138,11 @@ def main(argv: list[str] | None = None) -> None:
     for sizes in [*batches, [full] * args.batch_size]:
         figures['rows'].append(measure(step, sizes, timer, args.rounds))
         print(sizes, figures['rows'][-1]['seconds'], flush=True)
-        if args.json:  # after each batch, so that a run that is stopped leaves something
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(figures, indent=1) + '\n')
     figures['total'] = total(figures['rows'][:-1])
     print('\n' + report.batches(figures))
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(figures, indent=1) + '\n')
 
 
 if __name__ == '__main__':

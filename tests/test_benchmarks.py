@@ -207,7 +207,7 @@ def test_table_of_batches(tmp_path, capsys):
         assert row['seconds'] == measure.medians(row['samples'])
         assert row['time'] == measure.relative(row['samples'], 'padded')
     areas = [row['padded'][0] * row['padded'][1] for row in drawn]
-    total = bench_batch.total(drawn)
+    total = figures['total']
     assert total['area'] == pytest.approx(
         sum(row['area'] * area for row, area in zip(drawn, areas)) / sum(areas))
     assert total['seconds']['valid'] == sum(row['seconds']['valid'] for row in drawn)

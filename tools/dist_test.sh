@@ -3,5 +3,5 @@
 #   tools/dist_test.sh CONFIG CHECKPOINT GPUS [options of test.py]
 # On several machines: as dist_train.sh.
 set -euo pipefail
-[ $# -ge 3 ] || { sed -n 's/^#  *//p' "$0" >&2; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,/^set/s/^#  *//p' "$0" >&2; exit 2; }
 TOOL=test.py exec "$(dirname "$0")/dist_train.sh" "$1" "$3" "$2" "${@:4}"

@@ -3,7 +3,7 @@
 #   tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [options of train.py]
 # Settings, from the environment: GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5), SRUN_ARGS.
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n 's/^#  *//p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,/^set/s/^#  *//p' "$0" >&2; exit 2; }
 GPUS=${GPUS:-8}
 GPUS_PER_NODE=${GPUS_PER_NODE:-$((GPUS < 8 ? GPUS : 8))}
 # shellcheck disable=SC2086

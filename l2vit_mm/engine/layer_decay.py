@@ -25,7 +25,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     table.
 
     Args:
-        optim_wrapper_cfg (dict): as in mmengine; the optimizer needs its ``lr``.
+        optim_wrapper_cfg (dict): as in mmengine; the optimizer needs ``lr`` and ``weight_decay``.
         paramwise_cfg (dict, optional): ``layer_decay_rate`` (0 < rate <= 1, by default 1: the same
             learning rate for all), and all that mmengine's ``DefaultOptimWrapperConstructor``
             takes. ``norm_decay_mult``, ``bias_decay_mult`` and ``flat_decay_mult`` are 0 here if
@@ -33,7 +33,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             there, as in mmengine, and the layer's factor.
 
     Raises:
-        ValueError: if ``layer_decay_rate`` is out of range, or the optimizer has no ``lr``.
+        ValueError: if ``layer_decay_rate`` is out of range, or the optimizer's ``lr`` or
+            ``weight_decay`` isn't given.
         TypeError: if the backbone doesn't know the depths of its parameters; raised when called.
 
     Example:
@@ -50,11 +51,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not 0. < self.rate <= 1.:
             raise ValueError(f'paramwise_cfg.layer_decay_rate is {self.rate!r}; accepted is '
                              '0 < rate <= 1')
-        if optim_wrapper_cfg['optimizer'].get('lr') is None:
-            raise ValueError('optim_wrapper.optimizer has no lr, which layers have a part of')
-        if optim_wrapper_cfg['optimizer'].get('weight_decay') is None:
-            optim_wrapper_cfg = dict(
-                optim_wrapper_cfg, optimizer=dict(optim_wrapper_cfg['optimizer'], weight_decay=0.))
+        for key in ('lr', 'weight_decay'):
+            if optim_wrapper_cfg['optimizer'].get(key) is None:
+                raise ValueError(f'optim_wrapper.optimizer has no {key}, which is set by group; '
+                                 'accepted is a number')
         super().__init__(optim_wrapper_cfg, cfg)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
@@ -83,10 +83,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if id(parameter) in tables and not any(key in name for key in custom_keys):
                 group['weight_decay'] = 0.
             key = depth, *sorted(group.items())
-            merged.setdefault(key, (group, {}))[1][name] = parameter
-        rows = []
-        for (depth, *_), (group, named) in sorted(merged.items(), key=lambda item: item[0]):
-            rows.append((depth, group, named))
+            merged.setdefault(key, (depth, group, {}))[2][name] = parameter
+        rows = sorted(merged.values(), key=lambda row: (row[0], row[1]['weight_decay']))
         params[:] = [dict(group, params=list(named.values())) for _, group, named in rows]
         print_log('Parameters of the optimizer:\n' + _table(rows), logger='current')
 

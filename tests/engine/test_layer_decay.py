@@ -138,8 +138,9 @@ def test_bad_settings():
     for rate in (0., 1.1):
         with pytest.raises(ValueError, match=f'layer_decay_rate is {rate}; accepted is 0 < rate'):
             wrapper(model, layer_decay_rate=rate)
-    with pytest.raises(ValueError, match='optimizer has no lr'):
-        wrapper(model, lr=None, layer_decay_rate=0.9)
+    for missing in ('lr', 'weight_decay'):
+        with pytest.raises(ValueError, match=f'optimizer has no {missing}'):
+            wrapper(model, **{missing: None}, layer_decay_rate=0.9)
     model.backbone = torch.nn.Conv2d(1, 1, 1)
     with pytest.raises(TypeError, match='get_layer_depth; that of MaskRCNN is a Conv2d'):
         wrapper(model, layer_decay_rate=0.9)
@@ -147,9 +148,7 @@ def test_bad_settings():
 
 
 def test_optimizer_without_weight_decay():
-    model = build_model('mask_rcnn_l2vit_t_coco.py')
-    optim_wrapper = build_optim_wrapper(model, dict(
-        type='OptimWrapper', constructor='LayerDecayOptimWrapperConstructor',
-        optimizer=dict(type='SGD', lr=0.1), paramwise_cfg=dict(layer_decay_rate=0.9)))
+    optim_wrapper = wrapper(build_model('mask_rcnn_l2vit_t_coco.py'), weight_decay=0.,
+                            layer_decay_rate=0.9)
     groups = optim_wrapper.optimizer.param_groups
     assert len(groups) == 14 and {group['weight_decay'] for group in groups} == {0.}
