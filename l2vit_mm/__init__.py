@@ -8,8 +8,10 @@ from importlib.util import find_spec
 
 from l2vit_mm.version import __version__
 
+__all__ = ['__version__']
+
 if find_spec('mmengine'):
     from l2vit_mm import compat, registration  # noqa: F401
+    from l2vit_mm.backbones.zoo import list_models, load_backbone
     compat.prepare()
-
-__all__ = ['__version__']
+    __all__ += ['list_models', 'load_backbone']

@@ -1,14 +1,17 @@
 """What the hierarchical backbones have in common."""
 import inspect
+import logging
 import re
 from collections.abc import Iterator, Sequence
 
 import torch
+from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from l2vit_mm.backbones.loading import check_fit, looks_like, unwrap
 from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
@@ -59,26 +62,6 @@ def drop_path_rates(drop_path_rate: float, depths: Sequence[int]) -> Iterator[fl
     return iter(torch.linspace(0., drop_path_rate, sum(depths), device='cpu').tolist())
 
 
-def check_fit(loaded: dict, own: dict, message: str) -> None:
-    """Compares a state dict that is to be loaded with a model's own.
-
-    Raises:
-        RuntimeError: the message, and the names that are missing, unknown or of another shape.
-    """
-    misfits = {
-        'missing': own.keys() - loaded.keys(),
-        'unknown': loaded.keys() - own.keys(),
-        'of another shape': {
-            name for name in own.keys() & loaded.keys()
-            if getattr(loaded[name], 'shape', None) != own[name].shape
-        },
-    }
-    text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
-                     if names)
-    if text:
-        raise RuntimeError(f'{message}: {text}')
-
-
 def _argument_names(cls: type) -> list[str]:
     """The arguments of a family's class, and of the base that it passes the rest on to."""
     names = {}
@@ -86,6 +69,16 @@ def _argument_names(cls: type) -> list[str]:
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
         names.update((p.name, None) for p in parameters if p.kind is not p.VAR_KEYWORD)
     return list(names)
+
+
+def _families() -> list[type]:
+    """The backbone classes of this package."""
+    found, families = [HierarchicalBackbone], []
+    for cls in found:
+        found += cls.__subclasses__()
+        if hasattr(cls, 'arch_zoo') and cls.__module__.startswith('l2vit_mm.'):
+            families.append(cls)
+    return families
 
 
 class HierarchicalBackbone(BaseModule):
@@ -298,12 +291,14 @@ class HierarchicalBackbone(BaseModule):
     def init_weights(self) -> None:
         """As MM's, with one difference: a ``Pretrained`` checkpoint has to fit.
 
-        It is a state dict, or holds one as ``state_dict`` or ``model``, under our names or the
-        published ones. MM would only warn of parameters that it leaves unset.
+        It is a state dict, or holds one (:func:`~l2vit_mm.backbones.loading.unwrap`), under our
+        names or the published ones, of a backbone or of a detector, segmenter or classifier with
+        it. What is resized, dropped, left as initialised or not finite is logged. MM would only
+        warn of parameters that it leaves unset.
 
         Raises:
             RuntimeError: if a parameter is missing (output norms may be), unknown or of another
-                shape; it lists them.
+                shape; it lists them, and says which architecture the file looks like.
         """
         self._initialising = True
         try:
@@ -321,50 +316,80 @@ class HierarchicalBackbone(BaseModule):
                 key = re.sub(f'^(?:{pattern})', name, key)
         return key
 
-    def adapt(self, state: dict) -> dict:
+    def adapt(self, state: dict) -> tuple[dict, dict[str, list[str]]]:
         """A state dict under our names or the published ones, as one of this backbone.
 
         Args:
             state (dict): name, without prefix, to tensor.
 
         Returns:
-            dict: under our names, tables resized, without what is dropped. What doesn't fit is in
-            it as it is: see :func:`check_fit`.
+            tuple[dict, dict]: the state dict under our names, tables resized, without what is
+            dropped; what doesn't fit is in it as it is (see
+            :func:`~l2vit_mm.backbones.loading.check_fit`). And the names of what was
+            ``'resized'`` (ours) and ``'dropped'`` (the file's).
         """
         own = self.state_dict()
         tables = {f'{name}.table': module for name, module in self.named_modules()
                   if isinstance(module, ResizedTable)}
-        adapted = {}
+        adapted, notes = {}, {'resized': [], 'dropped': []}
         for key, value in state.items():
             name = self.rename_published(key)
             # A file can have output norms of stages that are not returned here.
             if name is None or (self._is_output_norm(name) and name not in own):
+                notes['dropped'].append(key)
                 continue
             if name in tables:
-                value = tables[name].fit(value)
+                fitted = tables[name].fit(value)
+                if fitted.numel() != value.numel():
+                    notes['resized'].append(name)
+                value = fitted
             # Published parameters can have further axes of length 1.
             elif name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
             adapted[name] = value
-        return adapted
+        return adapted, notes
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # torch's and mmengine's loaders both come through here, before they look at the children.
-        if self._initialising and isinstance(state_dict.get('model'), dict):
-            published = state_dict['model']
-            state_dict.clear()
-            state_dict.update(published)
-        keys = [key for key in state_dict if key.startswith(prefix)]
-        loaded = self.adapt({key[len(prefix):]: state_dict.pop(key) for key in keys})
-        own = self.state_dict()
-        for name, value in own.items():
-            # A classifier has no output norms for the earlier stages: they keep what they are.
-            if self._is_output_norm(name):
-                loaded.setdefault(name, value)
+        others = []
         if self._initialising:
-            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {type(self).__name__}')
+            # Of a trained detector, segmenter or classifier its backbone.
+            whole = unwrap(state_dict)
+            part = {key.removeprefix('backbone.'): value for key, value in whole.items()
+                    if key.startswith('backbone.')}
+            if part:
+                others = dict.fromkeys(key.split('.')[0] for key in whole
+                                       if not key.startswith('backbone.'))
+            state_dict.clear()
+            state_dict.update(part or whole)
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        state = {key[len(prefix):]: state_dict.pop(key) for key in keys}
+        loaded, notes = self.adapt(state)
+        own = self.state_dict()
+        # A classifier has no output norms for the earlier stages: they keep what they are.
+        initial = [name for name in own if self._is_output_norm(name) and name not in loaded]
+        loaded.update((name, own[name]) for name in initial)
+        if self._initialising:
+            self._check_initialisation(state, loaded, own)
+            notes['dropped'] += others
+            notes['left as initialised'] = initial
+            notes['not finite'] = [
+                name for name, value in loaded.items() if not value.isfinite().all()]
+            lines = [f'{type(self).__name__}: {len(loaded) - len(initial)} tensors loaded']
+            lines += [f'  {what}: {", ".join(names)}' for what, names in notes.items() if names]
+            print_log('\n'.join(lines), logger='current',
+                      level=logging.WARNING if notes['not finite'] else logging.INFO)
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _check_initialisation(self, state: dict, loaded: dict, own: dict) -> None:
+        name = type(self).__name__
+        try:
+            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {name}')
+        except RuntimeError:
+            guess = looks_like(state, _families())
+            hint = f'it looks like {guess}; ' if guess else ''
+            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {name}', hint)
 
     def _is_output_norm(self, name: str) -> bool:
         return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

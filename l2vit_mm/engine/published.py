@@ -3,7 +3,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 
-from l2vit_mm.backbones.base import check_fit
+from l2vit_mm.backbones.loading import check_fit, unwrap
 
 
 @HOOKS.register_module()
@@ -23,13 +23,13 @@ class PublishedClassifierHook(Hook):
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         """Puts the classifier's own names into ``checkpoint['state_dict']``."""
-        published = checkpoint.get('state_dict', checkpoint.get('model', checkpoint))
-        published = {key.removeprefix('module.'): value for key, value in published.items()}
+        published = unwrap(checkpoint)
         if any(key.startswith('backbone.') for key in published):
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         backbone = {key: value for key, value in published.items() if not key.startswith('head.')}
-        state = {f'backbone.{key}': value for key, value in model.backbone.adapt(backbone).items()}
+        adapted, _ = model.backbone.adapt(backbone)
+        state = {f'backbone.{key}': value for key, value in adapted.items()}
         state.update((key.replace('head.', 'head.fc.', 1), value)
                      for key, value in published.items() if key.startswith('head.'))
         own = {key: value for key, value in model.state_dict().items()

@@ -1,0 +1,71 @@
+"""Weights in files of several kinds: what is in them, whether they fit, what they look like."""
+import torch
+from torch import Tensor
+
+
+def unwrap(checkpoint: dict) -> dict:
+    """The state dict in a loaded file.
+
+    Args:
+        checkpoint (dict): a state dict, or what holds one as ``state_dict`` (MM), ``model`` or
+            ``model_ema`` (published code; the former if there are both).
+
+    Returns:
+        dict: name to tensor, without DDP's ``module.``.
+
+    Raises:
+        RuntimeError: if there is no tensor in it: an optimizer's state, say.
+    """
+    state = next((checkpoint[key] for key in ('state_dict', 'model', 'model_ema')
+                  if isinstance(checkpoint.get(key), dict)), checkpoint)
+    if not any(isinstance(value, Tensor) for value in state.values()):
+        raise RuntimeError(f'the checkpoint holds no weights: it has {", ".join(map(str, state))}; '
+                           'accepted are state_dict, model, model_ema, or a state dict itself')
+    return {name.removeprefix('module.'): value for name, value in state.items()}
+
+
+def check_fit(loaded: dict, own: dict, message: str, hint: str = '') -> None:
+    """Compares a state dict that is to be loaded with a model's own.
+
+    Raises:
+        RuntimeError: the message, the hint, and the names that are missing, unknown or of another
+            shape.
+    """
+    misfits = {
+        'missing': own.keys() - loaded.keys(),
+        'unknown': loaded.keys() - own.keys(),
+        'of another shape': {
+            name for name in own.keys() & loaded.keys()
+            if getattr(loaded[name], 'shape', None) != own[name].shape
+        },
+    }
+    text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
+                     if names)
+    if text:
+        raise RuntimeError(f'{message}: {hint}{text}')
+
+
+def looks_like(state: dict, families: list[type]) -> str:
+    """Which architecture the most names and sizes of a state dict agree with.
+
+    Args:
+        state (dict): name, published or ours, to tensor.
+        families (list[type]): backbone classes.
+
+    Returns:
+        str: ``'FLattenSwin tiny'``, say; several joined by "or" where they agree alike; empty if
+        it's less than half of the names.
+    """
+    scores = {}
+    for family in families:
+        names = {family.rename_published(name): value for name, value in state.items()
+                 if isinstance(value, Tensor)}
+        names.pop(None, None)
+        for arch in family.arch_zoo:
+            with torch.device('meta'):
+                own = family(arch).state_dict()
+            agree = sum(name in own and own[name].numel() == value.numel()
+                        for name, value in names.items())
+            scores[f'{family.__name__} {arch}'] = agree / max(len(own), len(names), 1)
+    best = max(scores.values())
+    return ' or '.join(name for name, score in scores.items() if score == best > 0.5)
