@@ -1,4 +1,4 @@
-"""The backbones. Of MM they know ``mmengine.model.BaseModule`` alone."""
+"""The backbones. Of MM they know mmengine's BaseModule and its logger alone."""
 from l2vit_mm.backbones.flatten_cswin import FLattenCSWin
 from l2vit_mm.backbones.flatten_deit import FLattenDeiT
 from l2vit_mm.backbones.flatten_pvt import FLattenPVT, FLattenPVTv2
