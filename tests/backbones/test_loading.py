@@ -38,7 +38,7 @@ def log():
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_published_files_in_every_form(name, tmp_path):
+def test_published_files_in_every_form(name, tmp_path, log):
     published = golden.state_dict(MODELS[name])
     family, arch = l2vit_mm.backbones.zoo.MODELS[NAMES[name]]
     expected = family(arch)
@@ -50,6 +50,7 @@ def test_published_files_in_every_form(name, tmp_path):
             if form == 'float16':
                 value = value.half().float() if value.is_floating_point() else value
             assert torch.equal(model.state_dict()[key], value), (form, key)
+    assert len(log()) == len(FORMS) and all('resized' not in text for _, text in log())
 
 
 def test_backbone_of_a_detector(tmp_path, log):
