@@ -3,10 +3,9 @@ import argparse
 
 import torch
 
+from l2vit_mm.backbones.loading import backbone_part
 from l2vit_mm.compat.checkpoint import load
 from l2vit_mm.engine import launch
-
-PREFIX = 'backbone.'
 
 
 def main(argv=None):
@@ -15,14 +14,12 @@ def main(argv=None):
     parser.add_argument('out', help='file to write')
     args = parser.parse_args(argv)
 
-    state_dict = load(args.checkpoint, map_location='cpu').get('state_dict', {})
-    backbone = {
-        key.removeprefix(PREFIX): value.half() if value.is_floating_point() else value
-        for key, value in state_dict.items() if key.startswith(PREFIX)
-    }
+    part, _ = backbone_part(load(args.checkpoint, map_location='cpu').get('state_dict', {}))
+    backbone = {key: value.half() if value.is_floating_point() else value
+                for key, value in part.items()}
     if not backbone:
         raise launch.UsageError(
-            f'{args.checkpoint} has no parameter whose name starts with {PREFIX!r}')
+            f"{args.checkpoint} has no parameter whose name starts with 'backbone.'")
     torch.save(backbone, args.out)
     print(f'{args.out}: {len(backbone)} tensors')
 

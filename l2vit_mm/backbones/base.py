@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from l2vit_mm.backbones.loading import check_fit, looks_like, unwrap
+from l2vit_mm.backbones.loading import backbone_part, looks_like, misfits, unwrap
 from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
@@ -325,7 +325,7 @@ class HierarchicalBackbone(BaseModule):
         Returns:
             tuple[dict, dict]: the state dict under our names, tables resized, without what is
             dropped; what doesn't fit is in it as it is (see
-            :func:`~l2vit_mm.backbones.loading.check_fit`). And the names of what was
+            :func:`~l2vit_mm.backbones.loading.misfits`). And the names of what was
             ``'resized'`` (ours) and ``'dropped'`` (the file's).
         """
         own = self.state_dict()
@@ -355,13 +355,11 @@ class HierarchicalBackbone(BaseModule):
         if self._initialising:
             # Of a trained detector, segmenter or classifier its backbone.
             whole = unwrap(state_dict)
-            part = {key.removeprefix('backbone.'): value for key, value in whole.items()
-                    if key.startswith('backbone.')}
-            if part:
-                others = dict.fromkeys(key.split('.')[0] for key in whole
-                                       if not key.startswith('backbone.'))
+            part, others = backbone_part(whole)
+            if not part:
+                part, others = whole, []
             state_dict.clear()
-            state_dict.update(part or whole)
+            state_dict.update(part)
         keys = [key for key in state_dict if key.startswith(prefix)]
         state = {key[len(prefix):]: state_dict.pop(key) for key in keys}
         loaded, notes = self.adapt(state)
@@ -370,7 +368,12 @@ class HierarchicalBackbone(BaseModule):
         initial = [name for name in own if self._is_output_norm(name) and name not in loaded]
         loaded.update((name, own[name]) for name in initial)
         if self._initialising:
-            self._check_initialisation(state, loaded, own)
+            wrong = misfits(loaded, own)
+            if wrong:
+                guess = looks_like(state, _families())
+                hint = f'it looks like {guess}; ' if guess else ''
+                raise RuntimeError('the checkpoint of init_cfg does not fit '
+                                   f'{type(self).__name__}: {hint}{wrong}')
             notes['dropped'] += others
             notes['left as initialised'] = initial
             notes['not finite'] = [
@@ -381,15 +384,6 @@ class HierarchicalBackbone(BaseModule):
                       level=logging.WARNING if notes['not finite'] else logging.INFO)
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _check_initialisation(self, state: dict, loaded: dict, own: dict) -> None:
-        name = type(self).__name__
-        try:
-            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {name}')
-        except RuntimeError:
-            guess = looks_like(state, _families())
-            hint = f'it looks like {guess}; ' if guess else ''
-            check_fit(loaded, own, f'the checkpoint of init_cfg does not fit {name}', hint)
 
     def _is_output_norm(self, name: str) -> bool:
         return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

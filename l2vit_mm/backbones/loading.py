@@ -24,14 +24,23 @@ def unwrap(checkpoint: dict) -> dict:
     return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
-def check_fit(loaded: dict, own: dict, message: str, hint: str = '') -> None:
-    """Compares a state dict that is to be loaded with a model's own.
+def backbone_part(state: dict) -> tuple[dict, list[str]]:
+    """Splits the state dict of a detector, segmenter or classifier.
 
-    Raises:
-        RuntimeError: the message, the hint, and the names that are missing, unknown or of another
-            shape.
+    Returns:
+        tuple[dict, list[str]]: the backbone's, without ``backbone.``; empty if there is none. And
+        the names of the other parts.
     """
-    misfits = {
+    part = {name.removeprefix('backbone.'): value for name, value in state.items()
+            if name.startswith('backbone.')}
+    others = {name.split('.')[0]: None for name in state if not name.startswith('backbone.')}
+    return part, list(others)
+
+
+def misfits(loaded: dict, own: dict) -> str:
+    """Which names of a state dict that is to be loaded are missing, unknown or of another shape
+    than a model's own; empty if it fits."""
+    kinds = {
         'missing': own.keys() - loaded.keys(),
         'unknown': loaded.keys() - own.keys(),
         'of another shape': {
@@ -39,10 +48,8 @@ def check_fit(loaded: dict, own: dict, message: str, hint: str = '') -> None:
             if getattr(loaded[name], 'shape', None) != own[name].shape
         },
     }
-    text = '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in misfits.items()
+    return '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in kinds.items()
                      if names)
-    if text:
-        raise RuntimeError(f'{message}: {hint}{text}')
 
 
 def looks_like(state: dict, families: list[type]) -> str:

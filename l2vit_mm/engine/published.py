@@ -3,7 +3,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 
-from l2vit_mm.backbones.loading import check_fit, unwrap
+from l2vit_mm.backbones.loading import backbone_part, misfits, unwrap
 
 
 @HOOKS.register_module()
@@ -24,7 +24,7 @@ class PublishedClassifierHook(Hook):
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         """Puts the classifier's own names into ``checkpoint['state_dict']``."""
         published = unwrap(checkpoint)
-        if any(key.startswith('backbone.') for key in published):
+        if backbone_part(published)[0]:
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         backbone = {key: value for key, value in published.items() if not key.startswith('head.')}
@@ -34,6 +34,8 @@ class PublishedClassifierHook(Hook):
                      for key, value in published.items() if key.startswith('head.'))
         own = {key: value for key, value in model.state_dict().items()
                if key.startswith(('backbone.', 'head.'))}
-        check_fit(state, own, 'the checkpoint does not fit the classifier on '
-                  f'{type(model.backbone).__name__}')
+        wrong = misfits(state, own)
+        if wrong:
+            raise RuntimeError('the checkpoint does not fit the classifier on '
+                               f'{type(model.backbone).__name__}: {wrong}')
         checkpoint['state_dict'] = state

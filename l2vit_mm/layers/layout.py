@@ -256,9 +256,6 @@ class PackedLayout(TokenLayout):
         return self._kept[key]
 
     def from_map(self, feature_map: Tensor) -> Tensor:
-        if feature_map.numel() < _LARGE * len(self.groups):
-            places = self._map_places(*feature_map.shape[2:], feature_map.device)
-            return _Collect.apply(feature_map.permute(0, 2, 3, 1).flatten(0, 2), places)
         batches = feature_map.split([n for n, _, _ in self.groups])
         return torch.cat([
             batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
@@ -272,8 +269,9 @@ class PackedLayout(TokenLayout):
     def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
                   becomes: TokenLayout | None = None) -> Tensor:
         if tokens.numel() < _LARGE * len(self.groups):
-            return (becomes or self).from_map(
-                function(self.to_map(tokens, self.height, self.width)))
+            maps = function(self.to_map(tokens, self.height, self.width))
+            places = (becomes or self)._map_places(*maps.shape[2:], maps.device)
+            return _Collect.apply(maps.permute(0, 2, 3, 1).flatten(0, 2), places)
         maps = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
                 for group, (_, h, w) in zip(self.split(tokens), self.groups))
         return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in maps])
