@@ -1,6 +1,7 @@
 """What goes into which of MM's registries."""
 from mmengine.registry import MODELS
 
+import l2vit_mm.engine.fsdp  # noqa: F401  (registers its policy and strategy)
 import l2vit_mm.engine.layer_decay  # noqa: F401  (registers its constructor)
 import l2vit_mm.engine.published  # noqa: F401  (registers its hook)
 from l2vit_mm import backbones, necks

@@ -26,8 +26,8 @@ DOC = 'docs/train.md'
 # Top-level config keys that are read by mmengine or the toolboxes without being Runner arguments.
 _OTHER_KEYS = {
     'activation_checkpointing', 'compile', 'custom_imports', 'efficient_conv_bn_eval',
-    'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'sync_bn', 'tta_model',
-    'tta_pipeline',
+    'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'strategy', 'sync_bn',
+    'tta_model', 'tta_pipeline',
 }
 # mmpretrain's data sets that fetch their files themselves.
 _SELF_DOWNLOADING = {'MNIST', 'FashionMNIST', 'CIFAR10', 'CIFAR100'}
@@ -198,6 +198,9 @@ def check_files(cfg: Config, phases: Sequence[str]) -> None:
 
 def build_runner(cfg: Config) -> Runner:
     """Builds the mmengine runner that the config asks for."""
+    if cfg.launcher == 'none' and (cfg.get('strategy') or {}).get('type') == 'ShardedStrategy':
+        raise UsageError('strategy: ShardedStrategy shares the model out among processes, which '
+                         'tools/dist_train.sh and tools/dist_test.sh start')
     if cfg.launcher != 'none' and get_device() == 'cpu':
         if cfg.launcher != 'pytorch':
             raise UsageError(f'--launcher: {cfg.launcher} needs a GPU; without one: pytorch')

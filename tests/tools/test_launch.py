@@ -1,4 +1,5 @@
 """Parts of l2vit_mm.engine.launch that need no run."""
+import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import OPTIM_WRAPPERS
@@ -37,3 +38,9 @@ def test_summary_names_what_people_compare():
     assert launch.summarize({'aAcc': 1., 'mIoU': 41.206}) == 'mIoU (%) 41.21'
     assert launch.summarize({'mine/score': 2}) == 'mine/score 2'
     assert 'predicted nothing' in launch.summarize({})
+
+
+def test_sharding_without_processes_is_one_line():
+    cfg = Config(dict(launcher='none', strategy=dict(type='ShardedStrategy')))
+    with pytest.raises(launch.UsageError, match='tools/dist_train.sh'):
+        launch.build_runner(cfg)

@@ -1,0 +1,16 @@
+# Mask R-CNN, L2ViT-B, COCO, 1x, with weights, gradients and optimizer state shared out among the
+# processes (FSDP): tools/dist_train.sh configs/mask_rcnn_l2vit_b_coco_fsdp.py 8
+_base_ = 'mask_rcnn_l2vit_b_coco.py'
+
+runner_type = 'FlexibleRunner'  # mmengine's Runner knows no strategies
+strategy = dict(
+    type='ShardedStrategy',
+    # Checkpoints are those of mask_rcnn_l2vit_b_coco.py, for tools/test.py on one GPU, say. (By
+    # default each process writes its own shards.)
+    state_dict_cfg='full',
+    model_wrapper=dict(
+        type='MMFullyShardedDataParallel',
+        # A block's weights are gathered when it runs, and dropped after it.
+        auto_wrap_policy='backbone_blocks',
+        # Parameters keep their names, and what is frozen may share a unit with what is trained.
+        use_orig_params=True))
