@@ -3,6 +3,7 @@ import argparse
 
 import l2vit_mm  # noqa: F401  (first: it supplies mmcv's ops before a toolbox asks for them)
 from l2vit_mm.engine import launch
+from l2vit_mm.engine.resume import seed_steps_and_samples
 
 
 def main(argv=None):
@@ -24,9 +25,11 @@ def main(argv=None):
     if args.auto_scale_lr:
         launch.enable_auto_scale_lr(cfg)
     if args.resume:
-        cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
     launch.check_files(cfg, ('train', 'val'))
+    if args.resume:
+        launch.resume(cfg)
+    seed_steps_and_samples(cfg)
     launch.build_runner(cfg).train()
 
 

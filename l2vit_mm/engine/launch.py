@@ -19,7 +19,9 @@ from mmengine.runner import Runner
 from mmengine.utils import is_abs
 
 import l2vit_mm.engine.amp  # noqa: F401  (registers CpuAmpOptimWrapper, which dumped configs name)
+from l2vit_mm.compat.checkpoint import load
 from l2vit_mm.compat.distributed import init_cpu_group
+from l2vit_mm.engine.resume import latest_checkpoint
 
 DOC = 'docs/train.md'
 
@@ -194,6 +196,32 @@ def check_files(cfg: Config, phases: Sequence[str]) -> None:
         raise UsageError(f"work-dir: can't make {cfg.work_dir}: {error.strerror}") from error
     if not os.access(cfg.work_dir, os.W_OK):
         raise UsageError(f"work-dir: can't write to {cfg.work_dir}")
+
+
+def resume(cfg: Config) -> None:
+    """Lets the run go on from ``cfg.load_from``, or else from the latest whole checkpoint in its
+    work folder, with the seed of the run that wrote it.
+
+    mmengine takes over the seed itself, but after the data loader has been made with another.
+
+    Raises:
+        UsageError: if the file has weights but no state of a run.
+    """
+    file = cfg.load_from or latest_checkpoint(cfg.work_dir)
+    cfg.resume, cfg.load_from = file is not None, file
+    if file is None:
+        print(f'--resume: no checkpoint in {cfg.work_dir}; the run begins')
+        return
+    if '://' in file or os.path.isdir(file):
+        return
+    checkpoint = load(file, map_location='cpu')
+    missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
+    if missing:
+        raise UsageError(f'--resume: {file} has no {", ".join(sorted(missing))}: nothing to go on '
+                         'with; to start from its weights set load_from')
+    seed = checkpoint['meta'].get('seed')
+    if seed is not None:
+        cfg.randomness = ConfigDict(cfg.get('randomness') or {}, seed=seed)
 
 
 def build_runner(cfg: Config) -> Runner:
