@@ -3,8 +3,8 @@ from mmengine.registry import MODELS
 
 import l2vit_mm.engine.fsdp  # noqa: F401  (registers its policy and strategy)
 import l2vit_mm.engine.layer_decay  # noqa: F401  (registers its constructor)
-import l2vit_mm.engine.published  # noqa: F401  (registers its hook)
 import l2vit_mm.engine.resume  # noqa: F401  (registers its hook, sampler and data set)
+import l2vit_mm.engine.strict_load  # noqa: F401  (registers its hook)
 from l2vit_mm import backbones, necks
 from l2vit_mm.engine import valid_region
 

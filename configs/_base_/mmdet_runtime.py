@@ -2,6 +2,8 @@ default_scope = 'mmdet'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)
 
 default_hooks = dict(
+    # A checkpoint that doesn't fit is an error.
+    loading=dict(type='StrictLoadHook'),
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
     param_scheduler=dict(type='ParamSchedulerHook'),

@@ -2,8 +2,8 @@ default_scope = 'mmpretrain'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)
 
 default_hooks = dict(
-    # Published files load as they are, too.
-    published=dict(type='PublishedClassifierHook'),
+    # What doesn't fit is an error; published files load as they are.
+    loading=dict(type='StrictLoadHook'),
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),

@@ -1,17 +1,16 @@
 """What the hierarchical backbones have in common."""
 import inspect
-import logging
 import re
 from collections.abc import Iterator, Sequence
 
 import torch
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from l2vit_mm.backbones.loading import backbone_part, looks_like, misfits, unwrap
+from l2vit_mm.backbones.loading import (backbone_part, check_and_log, looks_like, misfits,
+                                        unwrap)
 from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
@@ -71,7 +70,7 @@ def _argument_names(cls: type) -> list[str]:
     return list(names)
 
 
-def _families() -> list[type]:
+def families() -> list[type]:
     """The backbone classes of this package."""
     found, families = [HierarchicalBackbone], []
     for cls in found:
@@ -368,20 +367,11 @@ class HierarchicalBackbone(BaseModule):
         initial = [name for name in own if self._is_output_norm(name) and name not in loaded]
         loaded.update((name, own[name]) for name in initial)
         if self._initialising:
-            wrong = misfits(loaded, own)
-            if wrong:
-                guess = looks_like(state, _families())
-                hint = f'it looks like {guess}; ' if guess else ''
-                raise RuntimeError('the checkpoint of init_cfg does not fit '
-                                   f'{type(self).__name__}: {hint}{wrong}')
             notes['dropped'] += others
             notes['left as initialised'] = initial
-            notes['not finite'] = [
-                name for name, value in loaded.items() if not value.isfinite().all()]
-            lines = [f'{type(self).__name__}: {len(loaded) - len(initial)} tensors loaded']
-            lines += [f'  {what}: {", ".join(names)}' for what, names in notes.items() if names]
-            print_log('\n'.join(lines), logger='current',
-                      level=logging.WARNING if notes['not finite'] else logging.INFO)
+            guess = looks_like(state, families()) if misfits(loaded, own) else ''
+            check_and_log(type(self).__name__, loaded, own, notes,
+                          f'it looks like {guess}; ' if guess else '')
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
 

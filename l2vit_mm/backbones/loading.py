@@ -1,5 +1,8 @@
 """Weights in files of several kinds: what is in them, whether they fit, what they look like."""
+import logging
+
 import torch
+from mmengine.logging import print_log
 from torch import Tensor
 
 
@@ -50,6 +53,31 @@ def misfits(loaded: dict, own: dict) -> str:
     }
     return '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in kinds.items()
                      if names)
+
+
+def check_and_log(what: str, loaded: dict, own: dict, notes: dict[str, list[str]],
+                  hint: str) -> None:
+    """Checks that a state dict is one of a model, and logs what is to be said of it.
+
+    Args:
+        what (str): the model.
+        loaded (dict): state dict under the model's names.
+        own (dict): the model's own.
+        notes (dict): names of what was ``'dropped'``, say; ``'left as initialised'`` is in it, and
+            those are in ``loaded``.
+        hint (str): for the error.
+
+    Raises:
+        RuntimeError: if names are missing, unknown or of another shape; it lists them.
+    """
+    wrong = misfits(loaded, own)
+    if wrong:
+        raise RuntimeError(f'the checkpoint does not fit {what}: {hint}{wrong}')
+    bad = [name for name, value in loaded.items() if not value.isfinite().all()]
+    notes = {**notes, 'not finite': bad}
+    lines = [f'{what}: {len(loaded) - len(notes["left as initialised"])} tensors loaded']
+    lines += [f'  {kind}: {", ".join(names)}' for kind, names in notes.items() if names]
+    print_log('\n'.join(lines), logger='current', level=logging.WARNING if bad else logging.INFO)
 
 
 def looks_like(state: dict, families: list[type]) -> str:
