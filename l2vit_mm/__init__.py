@@ -13,5 +13,6 @@ __all__ = ['__version__']
 if find_spec('mmengine'):
     from l2vit_mm import compat, registration  # noqa: F401
     from l2vit_mm.backbones.zoo import list_models, load_backbone
+    from l2vit_mm.engine.models import get_model
     compat.prepare()
-    __all__ += ['list_models', 'load_backbone']
+    __all__ += ['get_model', 'list_models', 'load_backbone']

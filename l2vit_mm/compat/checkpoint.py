@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from urllib.parse import urlparse
 
 import numpy as np
+import safetensors.torch
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
@@ -31,12 +32,16 @@ def make_loading_safe() -> None:
 
 
 def load(file, map_location=None, **kwargs):
-    """`torch.load` with `weights_only=True`, whatever the caller asks.
+    """`torch.load` with `weights_only=True`, whatever the caller asks; and `.safetensors`.
+
+    The latter are loaded into main memory, as `state_dict`.
 
     Raises:
         pickle.UnpicklingError: If the file contains a class or function that is not known to be
             harmless, or is not a whole checkpoint. One line, which names the file and the reason.
     """
+    if str(file).endswith('.safetensors'):
+        return _load_safetensors(file)
     kwargs['weights_only'] = True
     with _only_harmless_globals(), _errors_in_one_line(file, file):
         return _without_code(torch.load(file, map_location=map_location, **kwargs))
@@ -47,10 +52,23 @@ def load_url(url, model_dir=None, map_location=None, progress=True, check_hash=F
     """`torch.hub.load_state_dict_from_url`, with the rules and errors of `load`."""
     folder = model_dir or os.path.join(torch.hub.get_dir(), 'checkpoints')
     file = os.path.join(folder, file_name or os.path.basename(urlparse(url).path))  # torch's rule
+    if file.endswith('.safetensors'):
+        if not os.path.exists(file):
+            os.makedirs(folder, exist_ok=True)
+            torch.hub.download_url_to_file(url, file, progress=progress)
+        return load(file)
     with _only_harmless_globals(), _errors_in_one_line(f'{url} (kept as {file})', file):
         return _without_code(
             torch.hub.load_state_dict_from_url(url, model_dir, map_location, progress, check_hash,
                                                file_name, weights_only=True))
+
+
+def _load_safetensors(file):
+    try:
+        return dict(state_dict=safetensors.torch.load_file(file))
+    except safetensors.SafetensorError as error:
+        raise pickle.UnpicklingError(f'cannot load checkpoint {file}: it is not a whole '
+                                     f'safetensors file ({error})') from None
 
 
 class _SafeTorch(types.ModuleType):

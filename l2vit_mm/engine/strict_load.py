@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from l2vit_mm.backbones.base import HierarchicalBackbone, families
@@ -44,35 +45,41 @@ class StrictLoadHook(Hook):
         if isinstance(runner.model, FullyShardedDataParallel):
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        state = unwrap(checkpoint)
-        own = model.state_dict()
-        notes, hint, initial = {}, '', () if runner._resume else self.initial
-        loaded = OrderedDict(state)
-        backbone = getattr(model, 'backbone', None)
-        if isinstance(backbone, HierarchicalBackbone):
-            part, _ = backbone_part(state)
-            rest = {name: value for name, value in state.items()
-                    if not name.startswith('backbone.')}
-            if not part:
-                # Published: beside the backbone there is a classifier's head, which mmpretrain
-                # calls otherwise.
-                names = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
-                names = names if 'head.fc.weight' in own else {}
-                part = {name: value for name, value in state.items() if name not in names}
-                rest = {names[name]: value for name, value in state.items() if name in names}
-            adapted, notes = backbone.adapt(part)
-            loaded = OrderedDict(rest)
-            loaded.update((f'backbone.{name}', value) for name, value in adapted.items())
-            guess = looks_like(part, families()) if misfits(adapted, backbone.state_dict()) else ''
-            hint = f'its backbone looks like {guess}; ' if guess else ''
-            if not rest and own.keys() != loaded.keys():
-                hint += 'a backbone alone is for model.backbone.init_cfg; '
-            initial += tuple(f'backbone.norm{index}.' for index in range(len(backbone.stages)))
-        kept = [name for name in own if name.startswith(initial) and (
-            name not in loaded or name.startswith(self.initial) and not runner._resume)]
-        loaded.update((name, own[name]) for name in kept)
-        notes['left as initialised'] = kept
-        check_and_log(type(model).__name__, loaded, own, notes, hint)
-        if hasattr(checkpoint.get('state_dict'), '_metadata'):  # versions of modules
-            loaded._metadata = checkpoint['state_dict']._metadata
-        checkpoint['state_dict'] = loaded
+        fit_checkpoint(model, checkpoint, () if runner._resume else self.initial)
+
+
+def fit_checkpoint(model: nn.Module, checkpoint: dict, initial: tuple[str, ...] = ()) -> None:
+    """Puts the names of a detector, segmenter or classifier into ``checkpoint['state_dict']``.
+
+    Arguments, errors: see :class:`StrictLoadHook`.
+    """
+    state = unwrap(checkpoint)
+    own = model.state_dict()
+    loaded, notes, hint, norms = OrderedDict(state), {}, '', ()
+    backbone = getattr(model, 'backbone', None)
+    if isinstance(backbone, HierarchicalBackbone):
+        part, _ = backbone_part(state)
+        rest = {name: value for name, value in state.items() if not name.startswith('backbone.')}
+        if not part:
+            # Published: beside the backbone there is a classifier's head, which mmpretrain calls
+            # otherwise.
+            names = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
+            names = names if 'head.fc.weight' in own else {}
+            part = {name: value for name, value in state.items() if name not in names}
+            rest = {names[name]: value for name, value in state.items() if name in names}
+        adapted, notes = backbone.adapt(part)
+        loaded = OrderedDict(rest)
+        loaded.update((f'backbone.{name}', value) for name, value in adapted.items())
+        guess = looks_like(part, families()) if misfits(adapted, backbone.state_dict()) else ''
+        hint = f'its backbone looks like {guess}; ' if guess else ''
+        if not rest and own.keys() != loaded.keys():
+            hint += 'a backbone alone is for model.backbone.init_cfg; '
+        norms = tuple(f'backbone.norm{index}.' for index in range(len(backbone.stages)))
+    kept = [name for name in own if name.startswith(initial)
+            or (name.startswith(norms) and name not in loaded)]
+    loaded.update((name, own[name]) for name in kept)
+    notes['left as initialised'] = kept
+    check_and_log(type(model).__name__, loaded, own, notes, hint)
+    if hasattr(checkpoint.get('state_dict'), '_metadata'):  # versions of modules
+        loaded._metadata = checkpoint['state_dict']._metadata
+    checkpoint['state_dict'] = loaded
