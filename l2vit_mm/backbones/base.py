@@ -1,6 +1,5 @@
 """What the hierarchical backbones have in common."""
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -9,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from l2vit_mm.backbones.loading import (backbone_part, check_and_log, looks_like, misfits,
-                                        unwrap)
+from l2vit_mm.backbones.loading import (NameTable, backbone_part, check_and_log, looks_like,
+                                        misfits, unwrap)
 from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
@@ -103,9 +102,7 @@ class HierarchicalBackbone(BaseModule):
         unknown (dict): arguments that the family's class doesn't have; any is an error.
     """
 
-    # Published names (regular expressions, matched from the start) to ours, applied one after the
-    # other; None: dropped.
-    published_names = ()
+    published_names = NameTable()
     stem_stride = 4
 
     def __init__(self, *, in_channels: int, out_indices: Sequence[int], frozen_stages: int,
@@ -308,12 +305,7 @@ class HierarchicalBackbone(BaseModule):
     @classmethod
     def rename_published(cls, key: str) -> str | None:
         """Our name for a published file's, itself for one of ours, None for what is dropped."""
-        for pattern, name in cls.published_names:
-            if name is None and re.match(pattern, key):
-                return None
-            if name is not None:
-                key = re.sub(f'^(?:{pattern})', name, key)
-        return key
+        return cls.published_names.ours(key)
 
     def adapt(self, state: dict) -> tuple[dict, dict[str, list[str]]]:
         """A state dict under our names or the published ones, as one of this backbone.
@@ -334,7 +326,7 @@ class HierarchicalBackbone(BaseModule):
         for key, value in state.items():
             name = self.rename_published(key)
             # A file can have output norms of stages that are not returned here.
-            if name is None or (self._is_output_norm(name) and name not in own):
+            if name is None or (self.is_output_norm(name) and name not in own):
                 notes['dropped'].append(key)
                 continue
             if name in tables:
@@ -347,6 +339,25 @@ class HierarchicalBackbone(BaseModule):
                 value = value.reshape(own[name].shape)
             adapted[name] = value
         return adapted, notes
+
+    def to_published(self, state: dict) -> dict:
+        """The way back from :meth:`adapt`: names, shapes, and what published files hold besides.
+
+        Args:
+            state (dict): this backbone's, or that without output norms.
+        """
+        norms = {name.split('.')[0] for name in state if self.is_output_norm(name)}
+        published = self.published_only()
+        for name, value in state.items():
+            # A classifier's one norm has another name than those of a pyramid.
+            if not self.is_output_norm(name) or len(norms) == 1:
+                name, value = self.published_names.published(name, value)
+            published[name] = value
+        return published
+
+    def published_only(self) -> dict:
+        """What a published file holds, though it follows from the architecture or isn't used."""
+        return {}
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # torch's and mmengine's loaders both come through here, before they look at the children.
@@ -364,7 +375,7 @@ class HierarchicalBackbone(BaseModule):
         loaded, notes = self.adapt(state)
         own = self.state_dict()
         # A classifier has no output norms for the earlier stages: they keep what they are.
-        initial = [name for name in own if self._is_output_norm(name) and name not in loaded]
+        initial = [name for name in own if self.is_output_norm(name) and name not in loaded]
         loaded.update((name, own[name]) for name in initial)
         if self._initialising:
             notes['dropped'] += others
@@ -375,5 +386,6 @@ class HierarchicalBackbone(BaseModule):
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _is_output_norm(self, name: str) -> bool:
+    def is_output_norm(self, name: str) -> bool:
+        """Whether a parameter is one of an output norm, there or not."""
         return name.split('.')[0] in {f'norm{index}' for index in range(len(self.stages))}

@@ -5,6 +5,7 @@ from torch import nn
 
 from l2vit_mm.backbones.base import (HierarchicalBackbone, check_heads, drop_path_rates,
                                      resolve_arch)
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import TransformerBlock, build_attention
 
 
@@ -50,12 +51,14 @@ class FLattenBackbone(HierarchicalBackbone):
     plain = False  # without downsampling
 
     # What published names of blocks have in common.
-    published_names = (
-        (r'(stages\.\d+\.\d+)\.norm1\.', r'\1.attn_norm.'),
-        (r'(stages\.\d+\.\d+)\.norm2\.', r'\1.mlp_norm.'),
-        (r'(stages\.\d+\.\d+\.attn)\.(scale$|dwc\.)', r'\1.core.\2'),
-        (r'(stages\.\d+\.\d+\.attn)\.positional_encoding$', r'\1.core.position.table'),
-        (r'head\.', None),
+    published_names = NameTable(
+        ('stages.#.#.norm1.', 'stages.#.#.attn_norm.'),
+        ('stages.#.#.norm2.', 'stages.#.#.mlp_norm.'),
+        ('stages.#.#.attn.scale$', 'stages.#.#.attn.core.scale$', 'c -> 1 1 c'),
+        ('stages.#.#.attn.dwc.', 'stages.#.#.attn.core.dwc.'),
+        ('stages.#.#.attn.positional_encoding$', 'stages.#.#.attn.core.position.table$',
+         'h w c -> 1 (h w) c'),
+        ('head.', None),
     )
 
     def __init__(self, arch: str | dict = 'tiny', in_channels: int = 3,

@@ -5,9 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import (PatchEmbedding, SoftmaxAttention, TokenLayout, Window,
                              depthwise_conv)
 
+
+_BRANCH = 'stages.#.#.attn.branches.#.'
 
 class StripeAttention(nn.Module):
     """An attention in stripes (or whole maps), and the locally enhanced positional encoding: a
@@ -86,20 +89,22 @@ class FLattenCSWin(FLattenBackbone):
         'base-384': dict(channels=(96, 192, 384, 768), depths=(3, 6, 29, 2),
                          num_heads=(4, 8, 16, 32), split_sizes=(1, 2, 12, 12), pretrain_size=384),
     }
-    published_names = (
-        (r'stage1_conv_embed\.0\.', 'stem.proj.'),
-        (r'stage1_conv_embed\.2\.', 'stem.norm.'),
-        *((rf'stage{i + 1}\.', f'stages.{i}.') for i in range(4)),
-        *((rf'merge{i + 1}\.conv\.', f'downsamples.{i}.proj.') for i in range(3)),
-        *((rf'merge{i + 1}\.norm\.', f'downsamples.{i}.norm.') for i in range(3)),
-        (r'(stages\.\d+\.\d+)\.(qkv|proj)\.', r'\1.attn.\2.'),
-        (r'(stages\.\d+\.\d+)\.attns\.(\d+)\.', r'\1.attn.branches.\2.'),
-        (r'(stages\.\d+\.\d+\.attn\.branches\.\d+)\.get_v\.', r'\1.lepe.'),
-        (r'(stages\.\d+\.\d+\.attn\.branches\.\d+)\.(scale$|dwc\.)', r'\1.core.\2'),
-        (r'(stages\.\d+\.\d+\.attn\.branches\.\d+)\.positional_encoding$',
-         r'\1.core.position.table'),
-        (r'norm\.', 'norm3.'),
-        *FLattenBackbone.published_names,
+    published_names = NameTable(
+        ('stage1_conv_embed.0.', 'stem.proj.'),
+        ('stage1_conv_embed.2.', 'stem.norm.'),
+        *((f'stage{i + 1}.', f'stages.{i}.') for i in range(4)),
+        *((f'merge{i + 1}.conv.', f'downsamples.{i}.proj.') for i in range(3)),
+        *((f'merge{i + 1}.norm.', f'downsamples.{i}.norm.') for i in range(3)),
+        ('stages.#.#.qkv.', 'stages.#.#.attn.qkv.'),
+        ('stages.#.#.proj.', 'stages.#.#.attn.proj.'),
+        ('stages.#.#.attns.#.', 'stages.#.#.attn.branches.#.'),
+        (f'{_BRANCH}get_v.', f'{_BRANCH}lepe.'),
+        (f'{_BRANCH}scale$', f'{_BRANCH}core.scale$', 'c -> 1 1 c'),
+        (f'{_BRANCH}dwc.', f'{_BRANCH}core.dwc.'),
+        (f'{_BRANCH}positional_encoding$', f'{_BRANCH}core.position.table$',
+         'h w c -> 1 (h w) c'),
+        ('norm.', 'norm3.'),
+        *FLattenBackbone.published_names.rows,
     )
 
     def __init__(self, arch: str | dict = 'tiny', *, split_sizes: Sequence[int] | None = None,

@@ -5,6 +5,7 @@ from torch import nn
 
 from l2vit_mm.backbones.base import resolve_arch
 from l2vit_mm.backbones.flatten import FLattenBackbone
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import PatchEmbedding, PositionTable, SelfAttention, SoftmaxAttention
 
 
@@ -38,6 +39,7 @@ class FLattenDeiT(FLattenBackbone):
     arch_defaults = dict(FLattenBackbone.arch_defaults, attn_types='L', patch_size=16)
     norm_eps = 1e-6
     plain = True
+    published_names = NameTable()  # no code was released
 
     def __init__(self, arch: str | dict = 'tiny', *,
                  out_indices: Sequence[int] | None = None, **common) -> None:

@@ -1,9 +1,11 @@
 """FLatten-PVT and FLatten-PVTv2 (arXiv 2308.00442)."""
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import (PatchEmbedding, PositionTable, SoftmaxAttention,
                              SpatialReductionAttention)
 
@@ -17,13 +19,13 @@ class _PyramidBackbone(FLattenBackbone):
     arch_defaults = dict(attn_types='LLLL', pretrain_size=224)
     norm_eps = 1e-6  # of the blocks; the other norms have 1e-5
 
-    published_names = (
-        (r'patch_embed1\.', 'stem.'),
-        *((rf'patch_embed{i + 2}\.', f'downsamples.{i}.') for i in range(3)),
-        *((rf'block{i + 1}\.', f'stages.{i}.') for i in range(4)),
-        (r'(stages\.\d+\.\d+\.attn)\.sr\.', r'\1.reduction.'),
-        (r'(stages\.\d+\.\d+\.attn)\.norm\.', r'\1.reduction_norm.'),
-        *FLattenBackbone.published_names,
+    published_names = NameTable(
+        ('patch_embed1.', 'stem.'),
+        *((f'patch_embed{i + 2}.', f'downsamples.{i}.') for i in range(3)),
+        *((f'block{i + 1}.', f'stages.{i}.') for i in range(4)),
+        ('stages.#.#.attn.sr.', 'stages.#.#.attn.reduction.'),
+        ('stages.#.#.attn.norm.', 'stages.#.#.attn.reduction_norm.'),
+        *FLattenBackbone.published_names.rows,
     )
 
     def __init__(self, arch: str | dict, *, sr_ratios: Sequence[int] | None = None,
@@ -73,11 +75,12 @@ class FLattenPVT(_PyramidBackbone):
         for name, depths in dict(tiny=(2, 2, 2, 2), small=(3, 4, 6, 3), medium=(3, 4, 18, 3),
                                  large=(3, 8, 27, 3)).items()
     }
-    published_names = (
-        (r'pos_embed1$', 'stem.position.table'),
-        *((rf'pos_embed{i + 2}$', f'downsamples.{i}.position.table') for i in range(3)),
-        (r'norm\.', None),
-        *_PyramidBackbone.published_names,
+    published_names = NameTable(
+        ('norm.', None),
+        *_PyramidBackbone.published_names.rows,
+        ('pos_embed1$', 'stem.position.table$', 'h w c -> 1 (h w) c'),
+        *((f'pos_embed{i + 2}$', f'downsamples.{i}.position.table$', 'h w c -> 1 (h w) c')
+          for i in range(3)),
     )
 
     def __init__(self, arch: str | dict = 'tiny', **common) -> None:
@@ -95,6 +98,11 @@ class FLattenPVT(_PyramidBackbone):
         position = PositionTable(self.channels[stage], (size, size), mode='bilinear')
         nn.init.trunc_normal_(position.table, std=0.02)
         return PatchEmbedding(in_channels, self.channels[stage], stride, stride, position=position)
+
+    def published_only(self) -> dict:
+        """A norm that the published code makes and doesn't use."""
+        channels = self.channels[-1]
+        return {'norm.weight': torch.ones(channels), 'norm.bias': torch.zeros(channels)}
 
 
 class FLattenPVTv2(_PyramidBackbone):
@@ -121,10 +129,10 @@ class FLattenPVTv2(_PyramidBackbone):
         },
     }
     depthwise_mlp = True
-    published_names = (
-        *((rf'norm{i + 1}\.', f'stage_norms.{i}.') for i in range(4)),
-        *_PyramidBackbone.published_names,
-        (r'(stages\.\d+\.\d+)\.mlp\.dwconv\.dwconv\.', r'\1.mlp.dwconv.'),
+    published_names = NameTable(
+        *((f'norm{i + 1}.', f'stage_norms.{i}.') for i in range(4)),
+        *_PyramidBackbone.published_names.rows,
+        ('stages.#.#.mlp.dwconv.dwconv.', 'stages.#.#.mlp.dwconv.'),
     )
 
     def __init__(self, arch: str | dict = 'b0', *, output_norm: bool = False,

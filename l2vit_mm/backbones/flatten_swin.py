@@ -1,10 +1,12 @@
 """FLatten-Swin (arXiv 2308.00442)."""
 from collections.abc import Sequence
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import (PatchEmbedding, SelfAttention, ShiftedWindowAttention, TokenLayout,
                              Window, pad_to_multiple)
 
@@ -67,15 +69,15 @@ class FLattenSwin(FLattenBackbone):
                          num_heads=(4, 8, 16, 32), window_size=12, pretrain_size=384),
     }
     arch_defaults = dict(FLattenBackbone.arch_defaults, window_size=7)
-    published_names = (
-        (r'patch_embed\.', 'stem.'),
-        (r'layers\.(\d+)\.blocks\.', r'stages.\1.'),
-        (r'layers\.(\d+)\.downsample\.', r'downsamples.\1.'),
-        (r'(stages\.\d+\.\d+\.attn)\.relative_position_bias_table$', r'\1.bias.table'),
-        (r'stages\.\d+\.\d+\.attn\.relative_position_index$', None),
-        (r'stages\.\d+\.\d+\.attn_mask$', None),
-        (r'norm\.', 'norm3.'),
-        *FLattenBackbone.published_names,
+    published_names = NameTable(
+        ('patch_embed.', 'stem.'),
+        ('layers.#.blocks.', 'stages.#.'),
+        ('layers.#.downsample.', 'downsamples.#.'),
+        ('stages.#.#.attn.relative_position_bias_table$', 'stages.#.#.attn.bias.table$'),
+        ('stages.#.#.attn.relative_position_index$', None),
+        ('stages.#.#.attn_mask$', None),
+        ('norm.', 'norm3.'),
+        *FLattenBackbone.published_names.rows,
     )
 
     def __init__(self, arch: str | dict = 'tiny', *, window_size: int | None = None,
@@ -106,3 +108,36 @@ class FLattenSwin(FLattenBackbone):
             return SelfAttention(channels, self.linear_core(stage, self.map_size(stage)))
         return SelfAttention(channels, self.linear_core(stage, min(side, self.map_size(stage))),
                              Window(side, side, clip=True))
+
+    def published_only(self) -> dict:
+        """The index into the bias tables, and the mask of shifted windows, at the pretrained size."""
+        found, w = {}, self.window_size
+        for stage, types in enumerate(self.attn_types):
+            for block, letter in enumerate(types):
+                if letter != 'S':
+                    continue
+                name = f'layers.{stage}.blocks.{block}'
+                found[f'{name}.attn.relative_position_index'] = (
+                    self.stages[stage][block].attn.bias.index())
+                # The published code has no windows that don't divide the map.
+                if block % 2 and self.map_size(stage) > w and self.map_size(stage) % w == 0:
+                    found[f'{name}.attn_mask'] = shift_mask(self.map_size(stage), w)
+        return found
+
+
+def shift_mask(side: int, window_size: int) -> Tensor:
+    """Swin's mask of windows that are shifted by half of their side.
+
+    Args:
+        side (int): of the map in tokens, a multiple of ``window_size``.
+        window_size (int): side w of a window.
+
+    Returns:
+        Tensor: (windows, w * w, w * w), -100 between tokens that lie apart in the map, else 0.
+    """
+    part = torch.zeros(side)
+    part[side - window_size:] = 1
+    part[side - window_size // 2:] = 2
+    parts = rearrange(3 * part[:, None] + part, '(h y) (w x) -> (h w) (y x)', y=window_size,
+                      x=window_size)
+    return -100. * (parts[:, :, None] != parts[:, None, :])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from l2vit_mm.backbones.base import HierarchicalBackbone, check_heads, drop_path_rates, resolve_arch
+from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import (MLP, ConditionalPositionEncoding, ConvStem, Downsample, DropPath,
                              EnhancedLinearAttention, LocalConcentrationModule, SelfAttention,
                              SoftmaxAttention, TokenLayout, Window)
@@ -121,23 +122,24 @@ class L2ViT(HierarchicalBackbone):
                          num_heads=(4, 8, 16, 32), window_size=12),
     }
 
-    published_names = (
-        (r'downsample_layers\.0\.proj\.proj\.0\.', 'stem.conv1.'),
-        (r'downsample_layers\.0\.proj\.proj\.1\.', 'stem.bn1.'),
-        (r'downsample_layers\.0\.proj\.proj\.3\.', 'stem.conv2.'),
-        (r'downsample_layers\.0\.proj\.proj\.4\.', 'stem.bn2.'),
-        (r'downsample_layers\.0\.norm\.', 'stem.norm.'),
-        (r'downsample_layers\.1\.', 'downsamples.0.'),
-        (r'downsample_layers\.2\.', 'downsamples.1.'),
-        (r'downsample_layers\.3\.', 'downsamples.2.'),
-        (r'(stages\.\d+\.\d+)\.cpe\.0\.proj\.', r'\1.cpe1.conv.'),
-        (r'(stages\.\d+\.\d+)\.cpe\.1\.proj\.', r'\1.cpe2.conv.'),
-        (r'(stages\.\d+\.\d+)\.norm1\.', r'\1.attn_norm.'),
-        (r'(stages\.\d+\.\d+)\.norm2\.', r'\1.mlp_norm.'),
-        (r'(stages\.\d+\.\d+)\.norm3\.', r'\1.lcm_norm.'),
-        (r'(stages\.\d+\.\d+)\.local_mp\.', r'\1.lcm.'),
-        (r'norm\.', 'norm3.'),
-        (r'head\.', None),
+    published_names = NameTable(
+        ('downsample_layers.0.proj.proj.0.', 'stem.conv1.'),
+        ('downsample_layers.0.proj.proj.1.', 'stem.bn1.'),
+        ('downsample_layers.0.proj.proj.3.', 'stem.conv2.'),
+        ('downsample_layers.0.proj.proj.4.', 'stem.bn2.'),
+        ('downsample_layers.0.norm.', 'stem.norm.'),
+        ('downsample_layers.1.', 'downsamples.0.'),
+        ('downsample_layers.2.', 'downsamples.1.'),
+        ('downsample_layers.3.', 'downsamples.2.'),
+        ('stages.#.#.cpe.0.proj.', 'stages.#.#.cpe1.conv.'),
+        ('stages.#.#.cpe.1.proj.', 'stages.#.#.cpe2.conv.'),
+        ('stages.#.#.norm1.', 'stages.#.#.attn_norm.'),
+        ('stages.#.#.norm2.', 'stages.#.#.mlp_norm.'),
+        ('stages.#.#.norm3.', 'stages.#.#.lcm_norm.'),
+        ('stages.#.#.local_mp.', 'stages.#.#.lcm.'),
+        ('stages.#.#.attn.temperature$', 'stages.#.#.attn.temperature$', 'h -> h 1 1'),
+        ('norm.', 'norm3.'),
+        ('head.', None),
     )
 
     def __init__(self, arch: str | dict = 'tiny', in_channels: int = 3,

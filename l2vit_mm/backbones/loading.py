@@ -1,17 +1,73 @@
 """Weights in files of several kinds: what is in them, whether they fit, what they look like."""
+import itertools
 import logging
+import re
+from functools import lru_cache
 
 import torch
+from einops import rearrange
 from mmengine.logging import print_log
 from torch import Tensor
 
+# A published classifier's names, and mmpretrain's.
+HEAD = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
+# Before the names of what a file that was converted here keeps of the published one.
+KEPT = 'published.'
 
-def unwrap(checkpoint: dict) -> dict:
+
+class NameTable:
+    """Names of published state dicts and ours, both ways.
+
+    Args:
+        rows (tuple): how a published name begins, and ours; all of both where they end in ``$``.
+            ``#`` is a number, the same in both. Ours is None for what is dropped when loading. A
+            third entry says, to einops, how the published tensor is made of ours. Towards our names
+            the rows are applied one after the other, towards the published ones backwards.
+    """
+
+    def __init__(self, *rows: tuple) -> None:
+        self.rows = rows
+
+    def ours(self, name: str) -> str | None:
+        """Our name for a published one, itself for one of ours, None for what is dropped."""
+        if name.startswith(KEPT):
+            return None
+        for published, ours, *_ in self.rows:
+            if ours is None and _pattern(published).match(name):
+                return None
+            if ours is not None:
+                name = _pattern(published).sub(_replacement(ours), name)
+        return name
+
+    def published(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """The published name for one of ours, and the tensor in the published shape."""
+        for published, ours, *shape in reversed(self.rows):
+            if ours is not None and _pattern(ours).match(name):
+                name = _pattern(ours).sub(_replacement(published), name)
+                tensor = rearrange(tensor, *shape) if shape else tensor
+        return name, tensor
+
+
+@lru_cache(maxsize=None)
+def _pattern(name: str) -> re.Pattern:
+    start = re.escape(name.removesuffix('$')).replace(r'\#', r'(\d+)')
+    return re.compile(f'^{start}' + ('$' if name.endswith('$') else ''))
+
+
+@lru_cache(maxsize=None)
+def _replacement(name: str) -> str:
+    numbers = itertools.count(1)
+    return re.sub('#', lambda _: rf'\g<{next(numbers)}>', name.removesuffix('$'))
+
+
+def unwrap(checkpoint: dict, ema: bool = False) -> dict:
     """The state dict in a loaded file.
 
     Args:
         checkpoint (dict): a state dict, or what holds one as ``state_dict`` (MM), ``model`` or
-            ``model_ema`` (published code; the former if there are both).
+            ``model_ema`` (published code).
+        ema (bool): of the latter two prefer ``model_ema``. (MM's ``state_dict`` is the average
+            already, where there is one.)
 
     Returns:
         dict: name to tensor, without DDP's ``module.``.
@@ -19,8 +75,9 @@ def unwrap(checkpoint: dict) -> dict:
     Raises:
         RuntimeError: if there is no tensor in it: an optimizer's state, say.
     """
-    state = next((checkpoint[key] for key in ('state_dict', 'model', 'model_ema')
-                  if isinstance(checkpoint.get(key), dict)), checkpoint)
+    keys = ('state_dict', 'model_ema', 'model') if ema else ('state_dict', 'model', 'model_ema')
+    state = next((checkpoint[key] for key in keys if isinstance(checkpoint.get(key), dict)),
+                 checkpoint)
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise RuntimeError(f'the checkpoint holds no weights: it has {", ".join(map(str, state))}; '
                            'accepted are state_dict, model, model_ema, or a state dict itself')
@@ -38,6 +95,19 @@ def backbone_part(state: dict) -> tuple[dict, list[str]]:
             if name.startswith('backbone.')}
     others = {name.split('.')[0]: None for name in state if not name.startswith('backbone.')}
     return part, list(others)
+
+
+def split(state: dict) -> tuple[dict, dict]:
+    """A model's state dict in two: the backbone's, without prefix, and the rest.
+
+    A published classifier's ``head`` is the rest of it, under the names that mmpretrain has.
+    """
+    part, _ = backbone_part(state)
+    if part:
+        return part, {name: value for name, value in state.items()
+                      if not name.startswith('backbone.')}
+    part = {name: value for name, value in state.items() if name not in HEAD}
+    return part, {HEAD[name]: value for name, value in state.items() if name in HEAD}
 
 
 def misfits(loaded: dict, own: dict) -> str:
@@ -97,10 +167,14 @@ def looks_like(state: dict, families: list[type]) -> str:
                  if isinstance(value, Tensor)}
         names.pop(None, None)
         for arch in family.arch_zoo:
-            with torch.device('meta'):
-                own = family(arch).state_dict()
-            agree = sum(name in own and own[name].numel() == value.numel()
-                        for name, value in names.items())
+            own = _numels(family, arch)
+            agree = sum(own.get(name) == value.numel() for name, value in names.items())
             scores[f'{family.__name__} {arch}'] = agree / max(len(own), len(names), 1)
     best = max(scores.values())
     return ' or '.join(name for name, score in scores.items() if score == best > 0.5)
+
+
+@lru_cache(maxsize=None)
+def _numels(family: type, arch: str) -> dict[str, int]:
+    with torch.device('meta'):
+        return {name: value.numel() for name, value in family(arch).state_dict().items()}

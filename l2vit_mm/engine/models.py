@@ -2,7 +2,7 @@
 import os
 
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner.checkpoint import _load_checkpoint, _load_checkpoint_to_model
 
 from l2vit_mm.backbones import zoo
@@ -46,13 +46,15 @@ def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike |
     # FLattenDeiT's has one number for all its stages, which are its blocks.
     channels, depths = (family.arch_zoo[arch].get(key) for key in ('channels', 'depths'))
     last = len(depths) - 1 if depths else family.arch_zoo[arch]['depth'] - 1
-    model = MODELS.build(dict(
-        type='mmpretrain.ImageClassifier',
+    cfg = dict(
+        type='ImageClassifier',
         backbone=dict(type=family.__name__, arch=arch, **{
             'out_indices': (last, ), **kwargs}),
-        neck=dict(type='mmpretrain.GlobalAveragePooling'),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=num_classes,
-                  in_channels=channels[-1] if depths else channels)))
+        neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=num_classes,
+                  in_channels=channels[-1] if depths else channels))
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # whatever a Runner has set
+        model = MODELS.build(cfg)
     if pretrained is None:
         model.init_weights()
     else:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from l2vit_mm.backbones.base import HierarchicalBackbone, families
-from l2vit_mm.backbones.loading import backbone_part, check_and_log, looks_like, misfits, unwrap
+from l2vit_mm.backbones.loading import check_and_log, looks_like, misfits, split, unwrap
 
 
 @HOOKS.register_module()
@@ -58,21 +58,13 @@ def fit_checkpoint(model: nn.Module, checkpoint: dict, initial: tuple[str, ...] 
     loaded, notes, hint, norms = OrderedDict(state), {}, '', ()
     backbone = getattr(model, 'backbone', None)
     if isinstance(backbone, HierarchicalBackbone):
-        part, _ = backbone_part(state)
-        rest = {name: value for name, value in state.items() if not name.startswith('backbone.')}
-        if not part:
-            # Published: beside the backbone there is a classifier's head, which mmpretrain calls
-            # otherwise.
-            names = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
-            names = names if 'head.fc.weight' in own else {}
-            part = {name: value for name, value in state.items() if name not in names}
-            rest = {names[name]: value for name, value in state.items() if name in names}
+        part, rest = split(state)
         adapted, notes = backbone.adapt(part)
         loaded = OrderedDict(rest)
         loaded.update((f'backbone.{name}', value) for name, value in adapted.items())
         guess = looks_like(part, families()) if misfits(adapted, backbone.state_dict()) else ''
         hint = f'its backbone looks like {guess}; ' if guess else ''
-        if not rest and own.keys() != loaded.keys():
+        if not rest.keys() & own.keys() and own.keys() != loaded.keys():
             hint += 'a backbone alone is for model.backbone.init_cfg; '
         norms = tuple(f'backbone.norm{index}.' for index in range(len(backbone.stages)))
     kept = [name for name in own if name.startswith(initial)

@@ -118,11 +118,15 @@ class RelativePositionBias(ResizedTable):
 
     def forward(self) -> Tensor:
         """The bias of each query and key of a window, (H, w * w, w * w)."""
+        return self.table[self.index()].permute(2, 0, 1)
+
+    def index(self) -> Tensor:
+        """The row of the table for each query and key of a window, (w * w, w * w)."""
         w = self.window_size
         places = torch.arange(w, device=self.table.device)
         offset = places[:, None] - places + w - 1  # (w, w): of a query and a key along an axis
         index = offset[:, None, :, None] * (2 * w - 1) + offset[None, :, None, :]
-        return self.table[index.reshape(w * w, w * w)].permute(2, 0, 1)
+        return index.reshape(w * w, w * w)
 
     def fit(self, loaded: Tensor) -> Tensor:
         """Published tables have this form; another window's is resized bicubically, as Swin's."""

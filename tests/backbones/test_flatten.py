@@ -224,6 +224,11 @@ def test_keys_and_parameters_of_each_arch(family, arch):
     dropped = count({key: shape for key, shape in keys.items()
                      if family.rename_published(key) is None})
     assert sum(p.numel() for p in own.values()) + dropped == count(keys)
+    # And back.
+    with torch.device('meta'):
+        published = model.to_published(model.state_dict())
+    assert {name: [*value.shape] for name, value in published.items()} == {
+        name: shape for name, shape in keys.items() if not name.startswith('head.')}
 
 
 @pytest.mark.parametrize('family, arch, parameters', [

@@ -2,6 +2,7 @@
 import pytest
 import safetensors.torch
 import torch
+from mmengine.registry import DefaultScope
 
 import l2vit_mm
 from l2vit_mm.backbones import L2ViT
@@ -34,6 +35,8 @@ def test_other_ways():
     assert type(backbone) is L2ViT and len(backbone.out_indices) == 4
     model = l2vit_mm.get_model('l2vit-pico', task='classifier', num_classes=7)
     assert model(torch.rand(2, 3, 40, 50)).shape == (2, 7)
+    with DefaultScope.overwrite_default_scope('mmengine'):  # a Runner leaves one behind
+        l2vit_mm.get_model('l2vit-pico', task='classifier')
     plain = l2vit_mm.get_model('flatten-deit-tiny', task='classifier')
     assert plain(torch.rand(1, 3, 32, 48)).shape == (1, 1000)
 

@@ -157,6 +157,8 @@ def test_what_does_not_fit_a_detector():
     with pytest.raises(RuntimeError, match=r'fit Detector: a backbone alone is for '
                        r'model\.backbone\.init_cfg; missing: bbox_head\.bias'):
         loaded(Detector(L2ViT('pico')), L2ViT('pico').state_dict())
+    with pytest.raises(RuntimeError, match='a backbone alone is for .*unknown: head.fc.bias'):
+        loaded(Detector(FLattenPVTv2('b0')), golden.state_dict(GOLDEN['flatten_pvt_v2_b0']))
     # A backbone that isn't ours.
     with pytest.raises(RuntimeError, match='missing: backbone.bias'):
         state = {'backbone.weight': torch.zeros(2, 2), 'neck.bias': torch.zeros(8)}

@@ -74,19 +74,19 @@ def test_errors(detector, tmp_path, capsys):
     for content in (dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()),
                     nn.Conv2d(3, 4, 1).state_dict()):
         torch.save(content, path)
-        assert (f"{path} has no parameter whose name starts with 'backbone.'"
+        assert (f"{path}: no parameter has a name that starts with 'backbone.'"
                 in error_of(capsys, path, out, '--backbone'))
-    assert 'out.txt must end in .pth or .safetensors' in error_of(
+    assert "out.txt'; it must end in .pth or .safetensors" in error_of(
         capsys, path, tmp_path / 'out.txt')
     torch.save(dict(optimizer={}), path)
     assert 'holds no weights: it has optimizer' in error_of(capsys, path, out)
     detector['neck.bias'][3] = torch.nan
     torch.save(detector, path)
-    assert f'{path} is not finite in neck.bias' in error_of(capsys, path, out)
+    assert f'{path}: not finite in neck.bias' in error_of(capsys, path, out)
     # Halved, a number can be too large.
     detector['neck.bias'][3] = 1e6
     torch.save(detector, path)
-    assert 'is not finite in neck.bias' in error_of(capsys, path, out, '--half')
+    assert 'not finite in neck.bias' in error_of(capsys, path, out, '--half')
     assert [file.name for file in tmp_path.iterdir()] == ['file.pth']
 
 

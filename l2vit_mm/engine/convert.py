@@ -1,0 +1,196 @@
+"""Published files to ours and back, and how files are written."""
+import hashlib
+import os
+from collections.abc import Callable
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from l2vit_mm.backbones import zoo
+from l2vit_mm.backbones.base import HierarchicalBackbone, families
+from l2vit_mm.backbones.loading import (HEAD, KEPT, check_and_log, looks_like, misfits, split,
+                                        unwrap)
+from l2vit_mm.compat.checkpoint import load
+
+TASKS = ('backbone', 'classifier', 'detector')
+EXTENSIONS = ('.pth', '.safetensors')
+
+
+def convert(checkpoint: dict, to: str = 'ours', name: str | None = None, task: str | None = None,
+            ema: bool = False, **kwargs) -> tuple[dict, HierarchicalBackbone]:
+    """Turns the names and shapes in a file into ours, or into the published ones.
+
+    No value changes, but those of tables that are resized for another ``pretrain_size``, say. What
+    is dropped, resized, left as initialised is logged.
+
+    Args:
+        checkpoint (dict): a loaded file of either kind, of a backbone, a classifier, or a detector
+            or segmenter.
+        to (str): 'ours' or 'published'.
+        name (str, optional): one of :func:`~l2vit_mm.list_models`. None: what the file looks like.
+        task (str, optional): 'backbone' (for ``init_cfg``), 'classifier' (mmpretrain's), 'detector'
+            (or segmenter). None: what the file has.
+        ema (bool): of ``model`` and ``model_ema`` take the latter.
+        kwargs: arguments of the backbone's class.
+
+    Returns:
+        tuple[dict, HierarchicalBackbone]: the state dict, and the backbone with the weights. Ours
+        has, as ``published.NAME``, what a published file held besides and can't be derived; it is
+        passed over when loading, and is there again on the way back.
+
+    Raises:
+        ValueError: for an argument that is not accepted, one that the file can't meet, or a file
+            that looks like no architecture, or several.
+        RuntimeError: if the file doesn't fit the architecture.
+    """
+    if to not in ('ours', 'published'):
+        raise ValueError(f"to is {to!r}; accepted are 'ours' and 'published'")
+    if ema and not isinstance(checkpoint.get('model_ema'), dict):
+        raise ValueError('ema is set, but the file has no model_ema')
+    state = unwrap(checkpoint, ema)
+    part, rest = split(state)
+    name = _guess(part) if name is None else name
+    if name not in zoo.MODELS:
+        raise ValueError(f'arch is {name!r}; accepted are {", ".join(zoo.MODELS)}')
+    has = ('backbone' if not rest else
+           'classifier' if rest.keys() == set(HEAD.values()) else 'detector')
+    task = has if task is None else task
+    if task not in TASKS:
+        raise ValueError(f'task is {task!r}; accepted are {", ".join(TASKS)}')
+    if task not in ('backbone', has):
+        raise ValueError(f'task is {task!r}, but the file has a {has}')
+    family, arch = zoo.MODELS[name]
+    if to == 'published' and not family.published_names.rows:
+        raise ValueError(f'to is {to!r}, but there is no published code for {family.__name__}')
+
+    kept = {key: value for key, value in part.items() if key.startswith(KEPT)}
+    part = {key: value for key, value in part.items() if key not in kept}
+    model = family(arch, **kwargs)
+    own = model.state_dict()
+    adapted, notes = model.adapt(part)
+    dropped = {KEPT + key: part[key] for key in notes['dropped']}
+    if task == 'backbone' and rest:
+        notes['dropped'] += dict.fromkeys(key.split('.')[0] for key in rest)
+        rest = {}
+    initial = {key: own[key] for key in own if model.is_output_norm(key) and key not in adapted}
+    notes['left as initialised'] = list(initial)
+    loaded = {**initial, **adapted}
+    guess = looks_like(part, families()) if misfits(loaded, own) else ''
+    check_and_log(name, loaded, own, notes, f'it looks like {guess}; ' if guess else '')
+    model.load_state_dict(loaded)
+
+    published = model.to_published(adapted)
+    if to == 'ours':
+        kept.update((key, value) for key, value in dropped.items() if not _same(value, published.get(
+            key.removeprefix(KEPT))))
+        prefix = '' if task == 'backbone' else 'backbone.'
+        return {**{prefix + key: value for key, value in {**adapted, **kept}.items()}, **rest}, model
+    published.update((key.removeprefix(KEPT), value) for key, value in kept.items())
+    if task == 'detector':
+        return {**{f'backbone.{key}': value for key, value in published.items()}, **rest}, model
+    published.update((key, rest[value]) for key, value in HEAD.items() if value in rest)
+    return published, model
+
+
+def _same(a: Tensor, b: Tensor | None) -> bool:
+    return b is not None and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def convert_file(file: str | os.PathLike, out: str, to: str = 'ours', name: str | None = None,
+                 task: str | None = None, ema: bool = False, **kwargs) -> str:
+    """:func:`convert` from file to file; what is written is loaded again and compared first.
+
+    Args:
+        out (str): as for :func:`save`.
+
+    Returns:
+        str: the written file.
+
+    Raises:
+        RuntimeError: also if the two files don't give the same maps and, where there are heads, the
+            same logits and parameters.
+    """
+    checkpoint = load(file, map_location='cpu')
+    state, model = convert(checkpoint, to, name, task, ema, **kwargs)
+    expected = _outputs(model, checkpoint, ema)
+
+    def check(written: str) -> None:
+        found = _outputs(model, load(written))
+        names = [key for key in expected if task != 'backbone' or key in found]
+        wrong = [key for key in names if not _same(expected[key], found.get(key))]
+        if wrong:
+            raise RuntimeError(f'{file} and what was made of it differ in {", ".join(wrong)}')
+
+    content = dict(model=state) if to == 'published' else dict(
+        state_dict=state, meta=checkpoint.get('meta', {}))
+    return save(state, content, out, check)
+
+
+def _outputs(model: HierarchicalBackbone, checkpoint: dict, ema: bool = False) -> dict:
+    """What a file gives for an image: maps, logits, and the parameters of heads and necks."""
+    part, rest = split(unwrap(checkpoint, ema))
+    model.load_state_dict(part)
+    image = torch.randn(1, model.in_channels, 96, 128, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        maps = model.eval()(image)
+    found = {f'stage {stage}': values for stage, values in zip(model.out_indices, maps)}
+    if rest.keys() == set(HEAD.values()):
+        head = [rest[key].float() for key in HEAD.values()]
+        found['logits'] = F.linear(maps[-1].mean((2, 3)), *head)
+    return {**found, **rest}
+
+
+def save(state: dict, content: dict, out: str, check: Callable[[str], None] | None = None) -> str:
+    """Writes a file, under a name with its hash, as MM's download pages have them.
+
+    Args:
+        state (dict): name to tensor: what ``.safetensors`` gets.
+        content (dict): what ``.pth`` gets.
+        out (str): NAME.pth or NAME.safetensors; the first 8 digits of the file's SHA-256 are put
+            behind NAME.
+        check (Callable, optional): called with the written file, before it has its name.
+
+    Returns:
+        str: the written file. If anything fails there is none.
+
+    Raises:
+        ValueError: for another extension.
+        RuntimeError: if a tensor isn't finite.
+    """
+    name, extension = os.path.splitext(out)
+    if extension not in EXTENSIONS:
+        raise ValueError(f'out is {out!r}; it must end in {" or ".join(EXTENSIONS)}')
+    bad = [key for key, value in state.items()
+           if isinstance(value, Tensor) and not value.isfinite().all()]
+    if bad:
+        raise RuntimeError(f'not finite in {", ".join(bad)}')
+    unnamed = f'{name}.tmp{extension}'
+    try:
+        if extension == '.safetensors':
+            safetensors.torch.save_file(
+                {key: value.contiguous().clone() for key, value in state.items()}, unnamed)
+        else:
+            torch.save(content, unnamed)
+        if check is not None:
+            check(unnamed)
+        with open(unnamed, 'rb') as stream:
+            digest = hashlib.file_digest(stream, 'sha256').hexdigest()
+        named = f'{name}-{digest[:8]}{extension}'
+        os.replace(unnamed, named)
+    finally:
+        if os.path.exists(unnamed):
+            os.remove(unnamed)
+    return named
+
+
+def _guess(part: dict) -> str:
+    """The model that a state dict looks like."""
+    guess = looks_like(part, families())
+    names = [name for name, (family, arch) in zoo.MODELS.items()
+             if f'{family.__name__} {arch}' in guess.split(' or ')]
+    if len(names) != 1:
+        raise ValueError(f'arch is not given, and the file looks like '
+                         f'{" or ".join(names) or "none that is known"}')
+    return names[0]
