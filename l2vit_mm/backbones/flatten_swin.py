@@ -110,7 +110,7 @@ class FLattenSwin(FLattenBackbone):
                              Window(side, side, clip=True))
 
     def published_only(self) -> dict:
-        """The index into the bias tables, and the mask of shifted windows, at the pretrained size."""
+        """The index into the bias tables, and the mask of shifted windows, at ``pretrain_size``."""
         found, w = {}, self.window_size
         for stage, types in enumerate(self.attn_types):
             for block, letter in enumerate(types):

@@ -15,6 +15,10 @@ HEAD = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
 KEPT = 'published.'
 
 
+class CheckpointError(RuntimeError):
+    """A file that doesn't fit a model, or has no weights; the text is one line for the user."""
+
+
 class NameTable:
     """Names of published state dicts and ours, both ways.
 
@@ -73,14 +77,15 @@ def unwrap(checkpoint: dict, ema: bool = False) -> dict:
         dict: name to tensor, without DDP's ``module.``.
 
     Raises:
-        RuntimeError: if there is no tensor in it: an optimizer's state, say.
+        CheckpointError: if there is no tensor in it: an optimizer's state, say.
     """
     keys = ('state_dict', 'model_ema', 'model') if ema else ('state_dict', 'model', 'model_ema')
     state = next((checkpoint[key] for key in keys if isinstance(checkpoint.get(key), dict)),
                  checkpoint)
     if not any(isinstance(value, Tensor) for value in state.values()):
-        raise RuntimeError(f'the checkpoint holds no weights: it has {", ".join(map(str, state))}; '
-                           'accepted are state_dict, model, model_ema, or a state dict itself')
+        raise CheckpointError(
+            f'the checkpoint holds no weights: it has {", ".join(map(str, state))}; accepted are '
+            'state_dict, model, model_ema, or a state dict itself')
     return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
@@ -138,11 +143,11 @@ def check_and_log(what: str, loaded: dict, own: dict, notes: dict[str, list[str]
         hint (str): for the error.
 
     Raises:
-        RuntimeError: if names are missing, unknown or of another shape; it lists them.
+        CheckpointError: if names are missing, unknown or of another shape; it lists them.
     """
     wrong = misfits(loaded, own)
     if wrong:
-        raise RuntimeError(f'the checkpoint does not fit {what}: {hint}{wrong}')
+        raise CheckpointError(f'the checkpoint does not fit {what}: {hint}{wrong}')
     bad = [name for name, value in loaded.items() if not value.isfinite().all()]
     notes = {**notes, 'not finite': bad}
     lines = [f'{what}: {len(loaded) - len(notes["left as initialised"])} tensors loaded']

@@ -84,7 +84,9 @@ _safe_torch = _SafeTorch('torch')
 
 def _without_code(checkpoint):
     """Drops the config of an mmcv 1.x checkpoint: `Runner.resume` would run it as Python."""
-    meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
+    if not isinstance(checkpoint, dict):
+        raise pickle.UnpicklingError(f'a {type(checkpoint).__name__} in place of a dict')
+    meta = checkpoint.get('meta')
     if isinstance(meta, dict):
         meta.pop('config', None)
     return checkpoint

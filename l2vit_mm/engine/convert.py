@@ -47,9 +47,9 @@ def convert(checkpoint: dict, to: str = 'ours', name: str | None = None, task: s
     """
     if to not in ('ours', 'published'):
         raise ValueError(f"to is {to!r}; accepted are 'ours' and 'published'")
+    state = unwrap(checkpoint, ema)
     if ema and not isinstance(checkpoint.get('model_ema'), dict):
         raise ValueError('ema is set, but the file has no model_ema')
-    state = unwrap(checkpoint, ema)
     part, rest = split(state)
     name = _guess(part) if name is None else name
     if name not in zoo.MODELS:
@@ -82,16 +82,14 @@ def convert(checkpoint: dict, to: str = 'ours', name: str | None = None, task: s
     model.load_state_dict(loaded)
 
     published = model.to_published(adapted)
-    if to == 'ours':
-        kept.update((key, value) for key, value in dropped.items() if not _same(value, published.get(
-            key.removeprefix(KEPT))))
-        prefix = '' if task == 'backbone' else 'backbone.'
-        return {**{prefix + key: value for key, value in {**adapted, **kept}.items()}, **rest}, model
-    published.update((key.removeprefix(KEPT), value) for key, value in kept.items())
-    if task == 'detector':
-        return {**{f'backbone.{key}': value for key, value in published.items()}, **rest}, model
-    published.update((key, rest[value]) for key, value in HEAD.items() if value in rest)
-    return published, model
+    for key, value in dropped.items():
+        if not _same(value, published.get(key.removeprefix(KEPT))):
+            kept[key] = value
+    part = {**adapted, **kept} if to == 'ours' else {
+        **published, **{key.removeprefix(KEPT): value for key, value in kept.items()}}
+    if task == 'detector' or (task == 'classifier' and to == 'ours'):
+        return {**{f'backbone.{key}': value for key, value in part.items()}, **rest}, model
+    return {**part, **{key: rest[value] for key, value in HEAD.items() if value in rest}}, model
 
 
 def _same(a: Tensor, b: Tensor | None) -> bool:
@@ -149,7 +147,7 @@ def save(state: dict, content: dict, out: str, check: Callable[[str], None] | No
         state (dict): name to tensor: what ``.safetensors`` gets.
         content (dict): what ``.pth`` gets.
         out (str): NAME.pth or NAME.safetensors; the first 8 digits of the file's SHA-256 are put
-            behind NAME.
+            behind NAME. Its folder is made.
         check (Callable, optional): called with the written file, before it has its name.
 
     Returns:
@@ -167,6 +165,7 @@ def save(state: dict, content: dict, out: str, check: Callable[[str], None] | No
     if bad:
         raise RuntimeError(f'not finite in {", ".join(bad)}')
     unnamed = f'{name}.tmp{extension}'
+    os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
     try:
         if extension == '.safetensors':
             safetensors.torch.save_file(
@@ -176,7 +175,7 @@ def save(state: dict, content: dict, out: str, check: Callable[[str], None] | No
         if check is not None:
             check(unnamed)
         with open(unnamed, 'rb') as stream:
-            digest = hashlib.file_digest(stream, 'sha256').hexdigest()
+            digest = hashlib.sha256(stream.read()).hexdigest()
         named = f'{name}-{digest[:8]}{extension}'
         os.replace(unnamed, named)
     finally:

@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 from mmengine.utils import is_abs
 
 import l2vit_mm.engine.amp  # noqa: F401  (registers CpuAmpOptimWrapper, which dumped configs name)
+from l2vit_mm.backbones.loading import CheckpointError
 from l2vit_mm.compat.checkpoint import load
 from l2vit_mm.compat.distributed import init_cpu_group
 from l2vit_mm.engine.resume import latest_checkpoint
@@ -249,7 +250,7 @@ def run(main: Callable[[], object]) -> None:
     """Calls a tool's ``main``; a user's mistake becomes one line on stderr and exit status 2."""
     try:
         main()
-    except UsageError as error:
+    except (UsageError, CheckpointError) as error:
         message = str(error)
     except FileNotFoundError as error:  # found only on the way, e.g. one image of a data set
         message = f'{_last_line(error)}; see {DOC}'

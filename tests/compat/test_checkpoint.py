@@ -132,8 +132,8 @@ def test_a_statistic_of_the_file_is_not_taken_over(tmp_path):
     before = dict(HistoryBuffer._statistics_methods)
     state = dict(statistics_methods=dict(mean=slice, evil=slice), max_length=9, min=slice,
                  _log_history=np.ones(2), _count_history=np.ones(2))
-    torch.save(Call(HistoryBuffer, (), state), tmp_path / 'crafted.pth')
-    history = mmengine_checkpoint._load_checkpoint(str(tmp_path / 'crafted.pth'))
+    torch.save(dict(history=Call(HistoryBuffer, (), state)), tmp_path / 'crafted.pth')
+    history = mmengine_checkpoint._load_checkpoint(str(tmp_path / 'crafted.pth'))['history']
     assert HistoryBuffer._statistics_methods == before
     assert history.statistics('mean') == 1 and history.min() == 1
 

@@ -79,9 +79,10 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     published['block1.0.attn.table'] = torch.zeros(1)
     published['block1.0.norm1.weight'] = torch.zeros(7)
     torch.save({'model': published}, tmp_path / 'misfit.pth')
-    with pytest.raises(RuntimeError, match=r'fit ImageClassifier: its backbone looks like FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp'
-                       r'\.fc1\.bias, head\.fc\.bias; unknown: backbone\.stages\.0\.0\.attn\.table; '
-                       r'of another shape: backbone\.stages\.0\.0\.attn_norm\.weight'):
+    with pytest.raises(RuntimeError, match=r'fit ImageClassifier: its backbone looks like '
+                       r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
+                       r'\.bias; unknown: backbone\.stages\.0\.0\.attn\.table; of another shape: '
+                       r'backbone\.stages\.0\.0\.attn_norm\.weight'):
         load(classifier('flatten_pvt_v2_b0'), tmp_path / 'misfit.pth')
 
 

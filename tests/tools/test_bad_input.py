@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from l2vit_mm.backbones import FLattenPVTv2
 from l2vit_mm.engine import launch
 
 DETECTOR = 'configs/mask_rcnn_l2vit_t_coco.py'
@@ -150,6 +152,19 @@ def test_broken_checkpoint(test_tool, repo, tmp_path, capsys, ade_files, small_u
     argv = [str(repo / SEGMENTER), str(broken), '--work-dir', str(tmp_path / 'work'),
             '--cfg-options', *ade_files, *small_upernet]
     assert str(broken) in last_error_of(test_tool, argv, capsys)
+
+
+def test_checkpoint_of_something_else(
+        train, test_tool, repo, tmp_path, capsys, ade_files, small_upernet):
+    other, options = tmp_path / 'other.pth', ['--work-dir', str(tmp_path / 'work'), '--cfg-options',
+                                              *ade_files, *small_upernet]
+    torch.save(dict(state_dict=FLattenPVTv2('b0').state_dict()), other)
+    line = last_error_of(test_tool, [str(repo / SEGMENTER), str(other), *options], capsys)
+    assert 'does not fit EncoderDecoder: its backbone looks like FLattenPVTv2 b0; ' in line
+    options += ['model.backbone.init_cfg.type=Pretrained',
+                f'model.backbone.init_cfg.checkpoint={other}']
+    line = last_error_of(train, [str(repo / SEGMENTER), *options], capsys)
+    assert 'does not fit L2ViT: it looks like FLattenPVTv2 b0; ' in line
 
 
 def test_missing_label_map_that_a_worker_finds(
