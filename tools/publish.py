@@ -32,7 +32,7 @@ def main(argv=None):
                      for key, value in state.items()}
         # The classes are in meta, which MM's inferencers read.
         content = dict(state_dict=state, meta=checkpoint.get('meta', {}))
-        print(f'{save(state, content, args.out)}: {len(state)} tensors')
+        print(f'{save(content, args.out)}: {len(state)} tensors')
     except (RuntimeError, ValueError) as error:
         raise launch.UsageError(f'{args.checkpoint}: {error}') from error
 

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from l2vit_mm.backbones.loading import (NameTable, backbone_part, check_and_log, looks_like,
-                                        misfits, unwrap)
+                                        misfits, top_level, unwrap)
 from l2vit_mm.layers import PackedLayout, ResizedTable, TokenLayout
 
 
@@ -310,6 +310,8 @@ class HierarchicalBackbone(BaseModule):
     def adapt(self, state: dict) -> tuple[dict, dict[str, list[str]]]:
         """A state dict under our names or the published ones, as one of this backbone.
 
+        A classifier has no output norms for the earlier stages: they keep what they are.
+
         Args:
             state (dict): name, without prefix, to tensor.
 
@@ -317,7 +319,7 @@ class HierarchicalBackbone(BaseModule):
             tuple[dict, dict]: the state dict under our names, tables resized, without what is
             dropped; what doesn't fit is in it as it is (see
             :func:`~l2vit_mm.backbones.loading.misfits`). And the names of what was
-            ``'resized'`` (ours) and ``'dropped'`` (the file's).
+            ``'resized'`` (ours), ``'dropped'`` (the file's) and ``'left as initialised'``.
         """
         own = self.state_dict()
         tables = {f'{name}.table': module for name, module in self.named_modules()
@@ -338,7 +340,20 @@ class HierarchicalBackbone(BaseModule):
             elif name in own and value.squeeze().shape == own[name].squeeze().shape:
                 value = value.reshape(own[name].shape)
             adapted[name] = value
+        notes['left as initialised'] = [
+            name for name in own if self.is_output_norm(name) and name not in adapted]
+        adapted.update((name, own[name]) for name in notes['left as initialised'])
         return adapted, notes
+
+    def check_fit(self, what: str, state: dict, adapted: dict, notes: dict) -> None:
+        """Raises an error unless what :meth:`adapt` has made of a state dict fits, or logs it.
+
+        The error says which architecture the state dict looks like; see
+        :func:`~l2vit_mm.backbones.loading.check_and_log`.
+        """
+        own = self.state_dict()
+        guess = looks_like(state, families()) if misfits(adapted, own) else ''
+        check_and_log(what, adapted, own, notes, f'it looks like {guess}; ' if guess else '')
 
     def to_published(self, state: dict) -> dict:
         """The way back from :meth:`adapt`: names, shapes, and what published files hold besides.
@@ -361,28 +376,21 @@ class HierarchicalBackbone(BaseModule):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # torch's and mmengine's loaders both come through here, before they look at the children.
-        others = []
+        rest = {}
         if self._initialising:
             # Of a trained detector, segmenter or classifier its backbone.
             whole = unwrap(state_dict)
-            part, others = backbone_part(whole)
+            part, rest = backbone_part(whole)
             if not part:
-                part, others = whole, []
+                part, rest = whole, {}
             state_dict.clear()
             state_dict.update(part)
         keys = [key for key in state_dict if key.startswith(prefix)]
         state = {key[len(prefix):]: state_dict.pop(key) for key in keys}
         loaded, notes = self.adapt(state)
-        own = self.state_dict()
-        # A classifier has no output norms for the earlier stages: they keep what they are.
-        initial = [name for name in own if self.is_output_norm(name) and name not in loaded]
-        loaded.update((name, own[name]) for name in initial)
         if self._initialising:
-            notes['dropped'] += others
-            notes['left as initialised'] = initial
-            guess = looks_like(state, families()) if misfits(loaded, own) else ''
-            check_and_log(type(self).__name__, loaded, own, notes,
-                          f'it looks like {guess}; ' if guess else '')
+            notes['dropped'] += top_level(rest)
+            self.check_fit(type(self).__name__, state, loaded, notes)
         state_dict.update((prefix + name, value) for name, value in loaded.items())
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -9,8 +9,8 @@ from l2vit_mm.backbones.loading import NameTable
 from l2vit_mm.layers import (PatchEmbedding, SoftmaxAttention, TokenLayout, Window,
                              depthwise_conv)
 
-
 _BRANCH = 'stages.#.#.attn.branches.#.'
+
 
 class StripeAttention(nn.Module):
     """An attention in stripes (or whole maps), and the locally enhanced positional encoding: a

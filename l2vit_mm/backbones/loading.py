@@ -2,6 +2,7 @@
 import itertools
 import logging
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
@@ -89,30 +90,30 @@ def unwrap(checkpoint: dict, ema: bool = False) -> dict:
     return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
-def backbone_part(state: dict) -> tuple[dict, list[str]]:
-    """Splits the state dict of a detector, segmenter or classifier.
+def backbone_part(state: dict) -> tuple[dict, dict]:
+    """The state dict of a detector, segmenter or classifier in two.
 
     Returns:
-        tuple[dict, list[str]]: the backbone's, without ``backbone.``; empty if there is none. And
-        the names of the other parts.
+        tuple[dict, dict]: the backbone's, without ``backbone.``, empty if there is none; the rest.
     """
     part = {name.removeprefix('backbone.'): value for name, value in state.items()
             if name.startswith('backbone.')}
-    others = {name.split('.')[0]: None for name in state if not name.startswith('backbone.')}
-    return part, list(others)
+    return part, {name: value for name, value in state.items() if not name.startswith('backbone.')}
 
 
 def split(state: dict) -> tuple[dict, dict]:
-    """A model's state dict in two: the backbone's, without prefix, and the rest.
+    """As :func:`backbone_part`, of a published classifier too: its ``head`` is the rest, under the
+    names that mmpretrain has. A state dict without either is a backbone's."""
+    part, rest = backbone_part(state)
+    if not part:
+        part = {name: value for name, value in state.items() if name not in HEAD}
+        rest = {HEAD[name]: value for name, value in state.items() if name in HEAD}
+    return part, rest
 
-    A published classifier's ``head`` is the rest of it, under the names that mmpretrain has.
-    """
-    part, _ = backbone_part(state)
-    if part:
-        return part, {name: value for name, value in state.items()
-                      if not name.startswith('backbone.')}
-    part = {name: value for name, value in state.items() if name not in HEAD}
-    return part, {HEAD[name]: value for name, value in state.items() if name in HEAD}
+
+def top_level(names: Iterable[str]) -> list[str]:
+    """The parts of a model that names belong to: what is before the first dot."""
+    return list(dict.fromkeys(name.split('.')[0] for name in names))
 
 
 def misfits(loaded: dict, own: dict) -> str:
@@ -128,6 +129,12 @@ def misfits(loaded: dict, own: dict) -> str:
     }
     return '; '.join(f'{kind}: {", ".join(sorted(names))}' for kind, names in kinds.items()
                      if names)
+
+
+def not_finite(state: dict) -> list[str]:
+    """The names of tensors that hold NaN or infinity."""
+    return [name for name, value in state.items()
+            if isinstance(value, Tensor) and not value.isfinite().all()]
 
 
 def check_and_log(what: str, loaded: dict, own: dict, notes: dict[str, list[str]],
@@ -148,23 +155,23 @@ def check_and_log(what: str, loaded: dict, own: dict, notes: dict[str, list[str]
     wrong = misfits(loaded, own)
     if wrong:
         raise CheckpointError(f'the checkpoint does not fit {what}: {hint}{wrong}')
-    bad = [name for name, value in loaded.items() if not value.isfinite().all()]
+    bad = not_finite(loaded)
     notes = {**notes, 'not finite': bad}
     lines = [f'{what}: {len(loaded) - len(notes["left as initialised"])} tensors loaded']
     lines += [f'  {kind}: {", ".join(names)}' for kind, names in notes.items() if names]
     print_log('\n'.join(lines), logger='current', level=logging.WARNING if bad else logging.INFO)
 
 
-def looks_like(state: dict, families: list[type]) -> str:
-    """Which architecture the most names and sizes of a state dict agree with.
+def candidates(state: dict, families: list[type]) -> list[tuple[type, str]]:
+    """Which architectures the most names and sizes of a state dict agree with.
 
     Args:
         state (dict): name, published or ours, to tensor.
         families (list[type]): backbone classes.
 
     Returns:
-        str: ``'FLattenSwin tiny'``, say; several joined by "or" where they agree alike; empty if
-        it's less than half of the names.
+        list[tuple[type, str]]: class and arch; several that agree alike; none if it's less than
+        half of the names.
     """
     scores = {}
     for family in families:
@@ -174,9 +181,14 @@ def looks_like(state: dict, families: list[type]) -> str:
         for arch in family.arch_zoo:
             own = _numels(family, arch)
             agree = sum(own.get(name) == value.numel() for name, value in names.items())
-            scores[f'{family.__name__} {arch}'] = agree / max(len(own), len(names), 1)
+            scores[family, arch] = agree / max(len(own), len(names), 1)
     best = max(scores.values())
-    return ' or '.join(name for name, score in scores.items() if score == best > 0.5)
+    return [model for model, score in scores.items() if score == best > 0.5]
+
+
+def looks_like(state: dict, families: list[type]) -> str:
+    """:func:`candidates` as text: ``'FLattenSwin tiny'``, say, several joined by "or"."""
+    return ' or '.join(f'{family.__name__} {arch}' for family, arch in candidates(state, families))
 
 
 @lru_cache(maxsize=None)

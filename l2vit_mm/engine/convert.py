@@ -10,8 +10,7 @@ from torch import Tensor
 
 from l2vit_mm.backbones import zoo
 from l2vit_mm.backbones.base import HierarchicalBackbone, families
-from l2vit_mm.backbones.loading import (HEAD, KEPT, check_and_log, looks_like, misfits, split,
-                                        unwrap)
+from l2vit_mm.backbones.loading import HEAD, KEPT, candidates, not_finite, split, top_level, unwrap
 from l2vit_mm.compat.checkpoint import load
 
 TASKS = ('backbone', 'classifier', 'detector')
@@ -36,7 +35,7 @@ def convert(checkpoint: dict, to: str = 'ours', name: str | None = None, task: s
         kwargs: arguments of the backbone's class.
 
     Returns:
-        tuple[dict, HierarchicalBackbone]: the state dict, and the backbone with the weights. Ours
+        tuple[dict, HierarchicalBackbone]: the state dict, and a backbone that it fits. Ours
         has, as ``published.NAME``, what a published file held besides and can't be derived; it is
         passed over when loading, and is there again on the way back.
 
@@ -68,19 +67,15 @@ def convert(checkpoint: dict, to: str = 'ours', name: str | None = None, task: s
     kept = {key: value for key, value in part.items() if key.startswith(KEPT)}
     part = {key: value for key, value in part.items() if key not in kept}
     model = family(arch, **kwargs)
-    own = model.state_dict()
     adapted, notes = model.adapt(part)
     dropped = {KEPT + key: part[key] for key in notes['dropped']}
-    if task == 'backbone' and rest:
-        notes['dropped'] += dict.fromkeys(key.split('.')[0] for key in rest)
+    if task == 'backbone':
+        notes['dropped'] += top_level(rest)
         rest = {}
-    initial = {key: own[key] for key in own if model.is_output_norm(key) and key not in adapted}
-    notes['left as initialised'] = list(initial)
-    loaded = {**initial, **adapted}
-    guess = looks_like(part, families()) if misfits(loaded, own) else ''
-    check_and_log(name, loaded, own, notes, f'it looks like {guess}; ' if guess else '')
-    model.load_state_dict(loaded)
+    model.check_fit(name, part, adapted, notes)
 
+    for key in notes['left as initialised']:  # not the file's
+        del adapted[key]
     published = model.to_published(adapted)
     for key, value in dropped.items():
         if not _same(value, published.get(key.removeprefix(KEPT))):
@@ -123,7 +118,7 @@ def convert_file(file: str | os.PathLike, out: str, to: str = 'ours', name: str 
 
     content = dict(model=state) if to == 'published' else dict(
         state_dict=state, meta=checkpoint.get('meta', {}))
-    return save(state, content, out, check)
+    return save(content, out, check)
 
 
 def _outputs(model: HierarchicalBackbone, checkpoint: dict, ema: bool = False) -> dict:
@@ -140,12 +135,12 @@ def _outputs(model: HierarchicalBackbone, checkpoint: dict, ema: bool = False) -
     return {**found, **rest}
 
 
-def save(state: dict, content: dict, out: str, check: Callable[[str], None] | None = None) -> str:
+def save(content: dict, out: str, check: Callable[[str], None] | None = None) -> str:
     """Writes a file, under a name with its hash, as MM's download pages have them.
 
     Args:
-        state (dict): name to tensor: what ``.safetensors`` gets.
-        content (dict): what ``.pth`` gets.
+        content (dict): a state dict as ``state_dict`` or ``model``, which is what ``.safetensors``
+            gets, and what ``.pth`` gets besides.
         out (str): NAME.pth or NAME.safetensors; the first 8 digits of the file's SHA-256 are put
             behind NAME. Its folder is made.
         check (Callable, optional): called with the written file, before it has its name.
@@ -160,8 +155,8 @@ def save(state: dict, content: dict, out: str, check: Callable[[str], None] | No
     name, extension = os.path.splitext(out)
     if extension not in EXTENSIONS:
         raise ValueError(f'out is {out!r}; it must end in {" or ".join(EXTENSIONS)}')
-    bad = [key for key, value in state.items()
-           if isinstance(value, Tensor) and not value.isfinite().all()]
+    state = unwrap(content)
+    bad = not_finite(state)
     if bad:
         raise RuntimeError(f'not finite in {", ".join(bad)}')
     unnamed = f'{name}.tmp{extension}'
@@ -186,9 +181,8 @@ def save(state: dict, content: dict, out: str, check: Callable[[str], None] | No
 
 def _guess(part: dict) -> str:
     """The model that a state dict looks like."""
-    guess = looks_like(part, families())
-    names = [name for name, (family, arch) in zoo.MODELS.items()
-             if f'{family.__name__} {arch}' in guess.split(' or ')]
+    found = candidates(part, families())
+    names = [name for name, model in zoo.MODELS.items() if model in found]
     if len(names) != 1:
         raise ValueError(f'arch is not given, and the file looks like '
                          f'{" or ".join(names) or "none that is known"}')

@@ -55,7 +55,7 @@ def fit_checkpoint(model: nn.Module, checkpoint: dict, initial: tuple[str, ...] 
     """
     state = unwrap(checkpoint)
     own = model.state_dict()
-    loaded, notes, hint, norms = OrderedDict(state), {}, '', ()
+    loaded, notes, hint = OrderedDict(state), {'left as initialised': []}, ''
     backbone = getattr(model, 'backbone', None)
     if isinstance(backbone, HierarchicalBackbone):
         part, rest = split(state)
@@ -66,9 +66,8 @@ def fit_checkpoint(model: nn.Module, checkpoint: dict, initial: tuple[str, ...] 
         hint = f'its backbone looks like {guess}; ' if guess else ''
         if not rest.keys() & own.keys() and own.keys() != loaded.keys():
             hint += 'a backbone alone is for model.backbone.init_cfg; '
-        norms = tuple(f'backbone.norm{index}.' for index in range(len(backbone.stages)))
-    kept = [name for name in own if name.startswith(initial)
-            or (name.startswith(norms) and name not in loaded)]
+    norms = {f'backbone.{name}' for name in notes['left as initialised']}
+    kept = [name for name in own if name.startswith(initial) or name in norms]
     loaded.update((name, own[name]) for name in kept)
     notes['left as initialised'] = kept
     check_and_log(type(model).__name__, loaded, own, notes, hint)
