@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 IMAGES = 20
-# Notes each iteration's loss in a file a process.
+# Notes, in files a process, each iteration's loss, and at the end how many threads gloo has left.
 HOOK = '''
+import atexit
 import os
+from pathlib import Path
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -24,6 +26,14 @@ class NoteLoss(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         with open(f"{runner.work_dir}/loss{os.environ.get('RANK', '')}", 'a') as file:
             print(outputs['loss'].item(), file=file)
+
+def note_threads():
+    names = [file.read_text() for file in Path('/proc/self/task').glob('*/comm')]
+    count = sum('gloo' in name for name in names)
+    Path(__file__).with_name('threads' + os.environ.get('RANK', '')).write_text(str(count))
+    return count
+
+atexit.register(note_threads)
 '''
 # A classifier, whose loss is a mean over images, without randomness; BatchNorms in eval mode.
 CONFIG = '''
@@ -90,6 +100,10 @@ def test_two_processes_compute_what_one_does(config, environment, repo, tmp_path
                    cwd=repo, env=environment, check=True)
     subprocess.run(['tools/dist_train.sh', config, '2', '--work-dir', double, '--cfg-options',
                     'train_dataloader.batch_size=2'], cwd=repo, env=environment, check=True)
+    for rank in (0, 1):
+        file = tmp_path / f'threads{rank}'
+        assert file.read_text() == '0'
+        file.unlink()
     one = losses(single)
     assert len(one) == 5 and abs(one[0] - one[-1]) > 1e-2
     ranks = losses(double, 0), losses(double, 1)
@@ -107,9 +121,10 @@ def test_two_processes_compute_what_one_does(config, environment, repo, tmp_path
             [sys.executable, 'tools/test.py', config, single / 'epoch_1.pth'],
             ['tools/dist_test.sh', config, single / 'epoch_1.pth', '2']):
         result = subprocess.run([*command, '--work-dir', tmp_path / 'test'], cwd=repo,
-                                env=environment, check=True, text=True, capture_output=True)
+                                env=environment, check=True, text=True, stdout=subprocess.PIPE)
         scores.append(re.findall(r'^top-1 accuracy .*$', result.stdout, re.M))
     assert scores[0] == scores[1] and len(scores[0]) == 1  # one process prints it
+    assert [(tmp_path / f'threads{rank}').read_text() for rank in (0, 1)] == ['0', '0']
 
 
 @pytest.mark.slow
@@ -132,6 +147,35 @@ def test_when_one_process_is_killed_the_others_end(config, environment, repo, tm
         process.kill()
     assert process.returncode != 0
     assert 'Signal 9 (SIGKILL)' in errors
+
+
+# What is registered before the group is made is called after what is registered with it.
+END = '''
+import sys
+import torch
+from mmengine.config import Config
+from note_loss import note_threads
+from l2vit_mm.compat.distributed import init_cpu_group
+
+init_cpu_group(Config())
+assert note_threads() > 0
+cycle = [torch.distributed.group.WORLD]
+cycle.append(cycle)
+del cycle
+{end}
+'''
+
+
+@pytest.mark.parametrize('end, status', [
+    ('', 0), ('sys.exit(2)', 2), ('torch.distributed.destroy_process_group()', 0)])
+def test_a_process_leaves_its_group_before_it_ends(end, status, config, environment, repo):
+    """Else it is now and then aborted, after all its work."""
+    result = subprocess.run(
+        [sys.executable, '-c', END.format(end=end)], cwd=repo,
+        env={**environment, 'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1',
+             'MASTER_PORT': environment['PORT']})
+    assert result.returncode == status
+    assert (config.parent / 'threads0').read_text() == '0'
 
 
 @pytest.mark.parametrize('script', ['dist_train', 'dist_test', 'slurm_train', 'slurm_test'])
