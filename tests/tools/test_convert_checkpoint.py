@@ -1,6 +1,7 @@
 """Published files to ours and back; by each way of loading either gives the published numbers."""
 import hashlib
 import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def files(request, tmp_path_factory):
         found[form] = run(folder / 'file.pth', folder / 'ours', '--format', form, *options(name))
         found[f'{form} and back'] = run(found[form], folder / f'back.{form}', '--to', 'published',
                                         *options(name))
-    return name, found
+    yield name, found
+    shutil.rmtree(folder)  # up to 0.5 GB
 
 
 def test_there_and_back(files, tmp_path):
