@@ -2,6 +2,8 @@
 # processes (FSDP): tools/dist_train.sh configs/mask_rcnn_l2vit_b_coco_fsdp.py 8
 _base_ = 'mask_rcnn_l2vit_b_coco.py'
 
+custom_imports = dict(imports=['l2vit_mm', 'l2vit_mm.engine.strategies'])
+
 runner_type = 'FlexibleRunner'  # mmengine's Runner knows no strategies
 strategy = dict(
     type='ShardedStrategy',
