@@ -5,8 +5,7 @@ import pytest
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 
-from l2vit_mm.datasets import baselines
-from l2vit_mm.datasets.shapes import SEG_CLASSES
+from l2vit_mm.datasets.shapes import SEG_CLASSES, baselines
 
 
 @pytest.fixture(scope='module')
@@ -15,7 +14,7 @@ def truth(root):
 
 
 def test_predictors_that_do_not_look_score_next_to_nothing(root):
-    rows = {name: values for name, *values in baselines.scores(root)}
+    rows = {name: values for name, *values in baselines.compute_scores(root)}
     assert len(rows) == 6
     boxes = [values[:2] for values in rows.values() if values[0] is not None]
     assert len(boxes) == 3 and np.max(boxes) < 0.05
