@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-struct __nv_bfloat16 { uint16_t bits; };
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
 
 inline float __bfloat162float(__nv_bfloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-struct __half { uint16_t bits; };
+struct __half {
+  uint16_t bits;
+};
 
 inline float __half2float(__half x) {
   _Float16 value;

@@ -20,10 +20,18 @@
 #define __shared__  // declared extern alone: there is one dynamic array
 #define __launch_bounds__(...)
 
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) double2 { double x, y; };
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline double2 make_double2(double x, double y) { return {x, y}; }
@@ -51,8 +59,7 @@ template <class T> T shuffle_xor(int line, unsigned mask, T value, int lanes) {
 }  // namespace emulation
 
 #define __syncthreads() emulation::barrier(__LINE__)
-#define __shfl_xor_sync(mask, value, lanes) \
-  emulation::shuffle_xor(__LINE__, mask, value, lanes)
+#define __shfl_xor_sync(mask, value, lanes) emulation::shuffle_xor(__LINE__, mask, value, lanes)
 
 // The runtime, as far as the launchers use it.
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorInvalidConfiguration };

@@ -30,9 +30,9 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   State state;
-  int line;             // of the source, where it waits
-  unsigned exchanges;   // how many it has begun
-  char values[2][16];   // what it gives in the last two
+  int line;            // of the source, where it waits
+  unsigned exchanges;  // how many it has begun
+  char values[2][16];  // what it gives in the last two
 };
 
 std::mt19937_64 random_engine;
