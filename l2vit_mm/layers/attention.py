@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from l2vit_mm.layers.common import pad_to_multiple
 from l2vit_mm.layers.layout import TokenLayout, Window
 from l2vit_mm.layers.position import RelativePositionBias
-from l2vit_mm.ops import linear_attention_qkv
+from l2vit_mm.ops import linear_attention_qkvpacked
 
 
 class SelfAttention(nn.Module):
@@ -56,7 +56,7 @@ class EnhancedLinearAttention(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.,
+        out = linear_attention_qkvpacked(qkv, scale=self.temperature, denom_min=100.,
                                    cu_seqlens=layout.offsets(x.device)).flatten(-2)
         return self.proj(layout.from_sequences(out))
 
