@@ -1,4 +1,4 @@
-// Half precision, as far as the kernels use it.
+// The part of half precision that the kernels use.
 #pragma once
 #include <cstdint>
 #include <cstring>
