@@ -261,7 +261,7 @@ def test_keys_and_parameters_of_deit(arch, channels, heads):
 def test_any_size(family):
     arch = next(iter(family.arch_zoo))
     model = family(arch).train()
-    for size in [(1, 1), (31, 97), (224, 224), (200, 333), (512, 512), (640, 1000)]:
+    for size in [(1, 1), (31, 97), (224, 224), (250, 333)]:  # to beyond that of the tables
         image = torch.randn(1, 3, *size, requires_grad=True)
         outs = model(image)
         assert len(outs) == (1 if family is FLattenDeiT else 4)
@@ -378,6 +378,7 @@ def test_every_attention_in_every_family(family, attention):
         assert not torch.allclose(other[-1], own[-1])
 
 
+@pytest.mark.slow
 @by_family
 def test_compiles_as_one_graph(family):
     torch.compiler.reset()
@@ -606,7 +607,7 @@ def test_bad_arguments(family, kwargs, error, message):
 # Mixed precision. On a CPU autocast is bfloat16; float16 overflows at 65504.
 
 
-def amp_train(family, device, dtype):
+def amp_train(family, device, dtype, steps=20):
     torch.manual_seed(0)
     model = family(next(iter(family.arch_zoo))).to(device).train()
     # Activations 50 times as large: those of the stem, and of all queries, keys and values.
@@ -617,7 +618,7 @@ def amp_train(family, device, dtype):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16, init_scale=128.)
     image = 50 * torch.randn(2, 3, 64, 96, device=device)
-    for _ in range(20):
+    for _ in range(steps):
         with torch.autocast(device, dtype):
             loss = sum(out.float().square().mean() for out in model(image))
         assert loss.isfinite()
@@ -640,7 +641,7 @@ ALL = pytest.mark.parametrize('family', [*FAMILIES, L2ViT], ids=lambda family: f
 
 @ALL
 def test_mixed_precision_training_stays_finite(family):
-    amp_train(family, 'cpu', torch.bfloat16)
+    amp_train(family, 'cpu', torch.bfloat16, steps=5)  # its range is that of float32
 
 
 @needs_gpu
@@ -649,9 +650,10 @@ def test_mixed_precision_training_stays_finite_cuda(family):
     amp_train(family, 'cuda', torch.float16)
 
 
-def half_precision_error(family, device, size):
+def half_precision_error(family, device, size, **arch):
     torch.manual_seed(0)
-    model = family(next(iter(family.arch_zoo))).to(device).eval()
+    first = next(iter(family.arch_zoo.values()))
+    model = family({**first, **arch}).to(device).eval()
     image = torch.randn(1, 3, *size, device=device)
     with torch.no_grad():
         expected = model(image)
@@ -668,7 +670,9 @@ def test_float16_agrees_with_float32(family):
 @pytest.mark.slow
 @ALL
 def test_float16_agrees_with_float32_on_a_large_image(family):
-    assert half_precision_error(family, 'cpu', (800, 1216)) < 0.02
+    # What a large image has more of is tokens, in each block: one block per stage shows it.
+    arch = dict(depth=2) if family is FLattenDeiT else dict(depths=(1, 1, 1, 1))
+    assert half_precision_error(family, 'cpu', (800, 1216), **arch) < 0.02
 
 
 @needs_gpu
