@@ -28,6 +28,7 @@ CLASSIFIERS = [name for name in NAMES if 'logits' in GOLDEN[name]['runs'][0]['ou
 STAGES = [name for name in NAMES if 'stage0' in GOLDEN[name]['runs'][0]['outputs']]
 SIZE = (256, 320)  # not that of the published figures
 main = tool('convert_checkpoint')
+pytestmark = pytest.mark.once
 
 
 def run(*args):
@@ -65,6 +66,7 @@ def files(request, tmp_path_factory):
     shutil.rmtree(folder)  # up to 0.5 GB
 
 
+@pytest.mark.slow
 def test_there_and_back(files, tmp_path):
     name, files = files
     published = golden.state_dict(GOLDEN[name])
@@ -161,15 +163,17 @@ def test_classifiers_from_files(files, tmp_path):
         assert apart([model(image(SIZE))], [expected]) < 1e-5, way
 
 
-@pytest.mark.parametrize('name', [name for name in CLASSIFIERS if 'l2vit' not in name])
+@pytest.mark.slow
+# Those with tables; sr_ratios change none of them.
+@pytest.mark.parametrize('name', [
+    name for name in CLASSIFIERS if 'l2vit' not in name and name not in OPTIONS])
 @torch.no_grad()
 def test_for_another_size(name, tmp_path):
     torch.save(golden.state_dict(GOLDEN[name]), tmp_path / 'file.pth')
-    resized = ['--backbone-options', 'pretrain_size=384', *options(name)[1:]]
+    resized = ['--backbone-options', 'pretrain_size=384']
     ours = run(tmp_path / 'file.pth', tmp_path / 'ours.pth', *resized)
-    kwargs = OPTIONS.get(name, {})
-    model = l2vit_mm.load_backbone(tmp_path / 'file.pth', NAMES[name], **kwargs).eval()
-    large = l2vit_mm.load_backbone(ours, NAMES[name], pretrain_size=384, **kwargs).eval()
+    model = l2vit_mm.load_backbone(tmp_path / 'file.pth', NAMES[name]).eval()
+    large = l2vit_mm.load_backbone(ours, NAMES[name], pretrain_size=384).eval()
     # Its tables are not those of the file: it gives the same where the other resizes them.
     assert apart(large(image((384, 384))), model(image((384, 384)))) < 1e-4
     assert any('position.table' in key and value.shape != model.state_dict()[key].shape

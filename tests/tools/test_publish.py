@@ -12,6 +12,8 @@ from l2vit_mm.compat.checkpoint import load
 from l2vit_mm.engine import launch
 from tools.publish import main
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def detector():
