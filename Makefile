@@ -1,20 +1,27 @@
-# Every target does its own set-up; docs/install.md says what that is.
+# Every target sets up the environment it needs; docs/install.md describes that.
 # Another Python: make test PYTHON=python3.11. Other folders: VENV=..., VENV_OPENMMLAB=...
 VENV ?= .venv
 VENV_OPENMMLAB ?= .venv-openmmlab
-# An environment that exists keeps its Python, unless another one is asked for.
+# An existing environment keeps its Python, unless another one is given.
 PYTHON ?= $(if $(wildcard $(VENV)/bin/pip),$(VENV)/bin/python,python3)
-RUN = $(VENV)/bin/python
+BIN = $(VENV)/bin
+RUN = $(BIN)/python
+CXX_FILES = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
 
-.PHONY: help env env-openmmlab test test-openmmlab demo demo-seg demo-long
+.PHONY: help env env-openmmlab lint types format check test test-openmmlab demo demo-seg demo-long
 
 help:
-	@echo 'make demo            train and test Mask R-CNN on generated images, about 15 minutes'
+	@echo 'make demo            train and test Mask R-CNN on generated images'
 	@echo 'make demo-seg        the same with UPerNet'
 	@echo 'make demo-long       Mask R-CNN from scratch, about an hour'
-	@echo 'make test            run all tests, on both OpenMMLab stacks'
-	@echo 'make test-openmmlab  run those that concern the stack, on the releases of OpenMMLab'
-	@echo 'make env             only make .venv and the compiled operators'
+	@echo 'make check           lint, types and the tests that train nothing'
+	@echo 'make lint            ruff and clang-format, which change nothing here'
+	@echo 'make types           mypy'
+	@echo 'make format          apply ruff and clang-format'
+	@echo 'make test            all tests, on both OpenMMLab stacks'
+	@echo 'make test-openmmlab  the tests that depend on the stack, on the releases of OpenMMLab'
+	@echo 'make env             only create .venv and build the compiled operators'
+	@echo 'Each creates the environment it needs first; CONTRIBUTING.md has measured times.'
 
 env:
 	@$(PYTHON) tools/setup_env.py --venv $(VENV) --stack onedl
@@ -22,11 +29,27 @@ env:
 env-openmmlab: env
 	@$(PYTHON) tools/setup_env.py --venv $(VENV_OPENMMLAB) --stack openmmlab --torch-from $(VENV)
 
+lint: env
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(CXX_FILES) | xargs $(BIN)/clang-format --dry-run -Werror
+
+types: env
+	$(BIN)/mypy
+
+format: env
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(CXX_FILES) | xargs $(BIN)/clang-format -i
+
+check: lint types
+	$(RUN) -m pytest -m 'not slow and not train'
+
 test: env
 	$(RUN) -m pytest
 	$(MAKE) test-openmmlab
 
-# ops, layers and setup.py don't know the stack.
+# ops, layers and setup.py do not depend on the stack.
 test-openmmlab: env-openmmlab
 	$(VENV_OPENMMLAB)/bin/python -m pytest \
 		--ignore=tests/ops --ignore=tests/layers --ignore=tests/test_build.py

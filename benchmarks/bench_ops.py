@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import report
-from l2vit_mm.ops import extension, focused_feature_map, linear_attention, linear_attention_qkv
+from l2vit_mm.ops import extension, focused_feature_map, linear_attention, linear_attention_qkvpacked
 from measure import Timer, medians, peak_memory, relative, slope
 
 HEAD_DIM = 32
@@ -77,7 +77,7 @@ class Inputs:
                                 **self.layout)
 
     def fused(self) -> Tensor:
-        return linear_attention_qkv(self._projection(), scale=self.scale, backend='compiled',
+        return linear_attention_qkvpacked(self._projection(), scale=self.scale, backend='compiled',
                                     **self.layout)
 
     def softmax(self) -> Tensor:

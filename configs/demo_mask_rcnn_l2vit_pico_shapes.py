@@ -1,5 +1,5 @@
-# Mask R-CNN with narrow heads on generated shapes, from a backbone that saw shapes of another seed:
-# minutes on two cores.
+# Mask R-CNN with narrow heads on generated shapes, from a backbone trained on shapes of another
+# seed: minutes on two cores.
 _base_ = 'demo_long_mask_rcnn_l2vit_pico_shapes.py'
 
 model = dict(

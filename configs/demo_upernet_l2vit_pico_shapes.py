@@ -1,4 +1,4 @@
-# UPerNet with narrow heads on generated shapes, from a backbone that saw shapes of another seed:
+# UPerNet with narrow heads on generated shapes, from a backbone trained on shapes of another seed:
 # minutes on two cores.
 _base_ = 'demo_long_upernet_l2vit_pico_shapes.py'
 
@@ -13,7 +13,7 @@ test_dataloader = val_dataloader
 
 max_iters = 2500
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
-# The heads learn from nothing, the backbone is to keep most of what it knows.
+# The heads start from scratch; the backbone learns slower, to keep most of what it has learned.
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult=0.5))))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),

@@ -1,5 +1,7 @@
-# Mask R-CNN, FLatten-PVT-T, COCO, 1x. FLatten released no detectors: one scale, optimiser and drop
+# Mask R-CNN, FLatten-PVT-T, COCO, 1x. FLatten released no detectors: one scale, optimizer and drop
 # path are PVT's own.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/mask_rcnn_flatten_pvt_t_coco.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/mask_rcnn_fpn.py',
     '_base_/datasets/coco_instance_single_scale.py',

@@ -1,5 +1,7 @@
-# Mask R-CNN, FLatten-Swin-T, COCO, 1x. FLatten released no detectors: scales, optimiser and drop
+# Mask R-CNN, FLatten-Swin-T, COCO, 1x. FLatten released no detectors: scales, optimizer and drop
 # path are those of Swin's release.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/mask_rcnn_flatten_swin_t_coco.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/mask_rcnn_fpn.py',
     '_base_/datasets/coco_instance.py',

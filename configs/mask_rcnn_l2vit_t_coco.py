@@ -1,5 +1,6 @@
-# Mask R-CNN, L2ViT-T, COCO, 1x. The published model starts from ImageNet weights:
-#   --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
+# Mask R-CNN, L2ViT-T, COCO, 1x.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/mask_rcnn_l2vit_t_coco.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/mask_rcnn_fpn.py',
     '_base_/datasets/coco_instance.py',

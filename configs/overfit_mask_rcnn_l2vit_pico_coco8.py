@@ -1,5 +1,5 @@
 # Mask R-CNN with narrow heads, L2ViT-pico, from scratch, trained and tested on the same four photos
-# of COCO: does it learn them by heart? (docs/verification.md)
+# of COCO: does it memorize them? (docs/verification.md)
 _base_ = [
     '_base_/models/mask_rcnn_fpn.py',
     '_base_/datasets/coco_instance.py',
@@ -26,7 +26,7 @@ model = dict(
 # Half of the photos' own size, in training and in the test, without augmentation.
 scale = (320, 320)
 train_dataloader = dict(
-    # All photos in each step, so that BatchNorm trains on what it is tested on.
+    # All photos in every batch, so that BatchNorm sees in training what it sees in the test.
     batch_size=4,
     num_workers=1,
     sampler=dict(type='InfiniteSampler'),

@@ -1,5 +1,5 @@
 # UPerNet with narrow heads, L2ViT-pico, from scratch, trained and tested on the same three photos
-# of ADE20K: does it learn them by heart? (docs/verification.md)
+# of ADE20K: does it memorize them? (docs/verification.md)
 _base_ = [
     '_base_/models/upernet.py',
     '_base_/datasets/ade20k.py',
@@ -19,7 +19,7 @@ model = dict(
     auxiliary_head=dict(in_channels=128, channels=64, dropout_ratio=0.0, norm_cfg=norm_cfg))
 
 train_dataloader = dict(
-    # All photos in each step, so that BatchNorm trains on what it is tested on.
+    # All photos in every batch, so that BatchNorm sees in training what it sees in the test.
     batch_size=3,
     num_workers=1,
     dataset=dict(

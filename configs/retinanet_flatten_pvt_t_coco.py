@@ -1,5 +1,7 @@
-# RetinaNet, FLatten-PVT-T, COCO, 1x. FLatten released no detectors: one scale, optimiser and drop
+# RetinaNet, FLatten-PVT-T, COCO, 1x. FLatten released no detectors: one scale, optimizer and drop
 # path are PVT's own.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/retinanet_flatten_pvt_t_coco.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/retinanet_fpn.py',
     '_base_/datasets/coco_detection_single_scale.py',

@@ -1,4 +1,6 @@
 # RetinaNet, L2ViT-T, COCO, 3x.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/retinanet_l2vit_t_coco_3x.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/retinanet_fpn.py',
     '_base_/datasets/coco_detection.py',

@@ -1,5 +1,7 @@
-# Semantic FPN, FLatten-PVT-T, ADE20K, 512 x 512, 80k. FLatten released no segmenters: schedule,
-# optimiser, drop path and test sizes are PVT's own.
+# Semantic FPN, FLatten-PVT-T, ADE20K, 512 x 512, 80k. FLatten released no segmentors: schedule,
+# optimizer, drop path and test sizes are PVT's own.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/semantic_fpn_flatten_pvt_t_ade20k.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/semantic_fpn.py',
     '_base_/datasets/ade20k_aligned.py',

@@ -1,5 +1,7 @@
 # UPerNet on a simple feature pyramid, FLatten-DeiT-T, ADE20K, 512 x 512, 160k. FLatten released no
-# segmenters: optimiser and drop path are those of MMSegmentation's UPerNet on DeiT-S.
+# segmentors: optimizer and drop path are those of MMSegmentation's UPerNet on DeiT-S.
+# No weights of FLatten-DeiT were released: it starts from random ones, or from your own file with
+#   python tools/train.py configs/upernet_flatten_deit_t_ade20k.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/upernet.py',
     '_base_/datasets/ade20k.py',

@@ -1,5 +1,7 @@
-# UPerNet, FLatten-Swin-T, ADE20K, 512 x 512, 160k. FLatten released no segmenters: optimiser and
+# UPerNet, FLatten-Swin-T, ADE20K, 512 x 512, 160k. FLatten released no segmentors: optimizer and
 # drop path are Swin's own.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/upernet_flatten_swin_t_ade20k.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/upernet.py',
     '_base_/datasets/ade20k.py',

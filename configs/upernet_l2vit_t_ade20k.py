@@ -1,5 +1,6 @@
-# UPerNet, L2ViT-T, ADE20K, 512 x 512, 160k. The published model starts from ImageNet weights:
-#   --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
+# UPerNet, L2ViT-T, ADE20K, 512 x 512, 160k.
+# Published results start from ImageNet weights (README, Published weights):
+#   python tools/train.py configs/upernet_l2vit_t_ade20k.py --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/upernet.py',
     '_base_/datasets/ade20k.py',

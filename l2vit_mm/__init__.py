@@ -1,18 +1,22 @@
 """Linear-attention vision backbones for the OpenMMLab tools.
 
-Importing this registers the backbones in mmengine's root registry and lets mmcv and mmengine work
-on current torch (see :mod:`l2vit_mm.compat`). Without mmengine, :mod:`l2vit_mm.ops` and
-:mod:`l2vit_mm.layers` still import.
+Importing this imports nothing else: no torch, no mmengine, no toolbox. As soon as the program
+imports mmengine, the backbones, necks, hooks and optimizer constructors are registered there, and
+as soon as it imports a toolbox, what extends that toolbox (:mod:`l2vit_mm.registration` lists it).
+:mod:`l2vit_mm.ops` and :mod:`l2vit_mm.layers` work without mmengine.
 """
-from importlib.util import find_spec
 
+import importlib
+
+from l2vit_mm import registration
 from l2vit_mm.version import __version__
 
-__all__ = ['__version__']
+__all__ = ['__version__', 'get_model', 'list_models', 'load_backbone']
 
-if find_spec('mmengine'):
-    from l2vit_mm import compat, registration  # noqa: F401
-    from l2vit_mm.backbones.zoo import list_models, load_backbone
-    from l2vit_mm.engine.models import get_model
-    compat.prepare()
-    __all__ += ['get_model', 'list_models', 'load_backbone']
+registration.install()
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(importlib.import_module('l2vit_mm.apis.models'), name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -1,20 +1,28 @@
-"""What goes into which of MM's registries."""
-from mmengine.registry import MODELS
+"""What is registered in MM's registries, and when."""
 
-import l2vit_mm.engine.fsdp  # noqa: F401  (registers its policy and strategy)
-import l2vit_mm.engine.layer_decay  # noqa: F401  (registers its constructor)
-import l2vit_mm.engine.resume  # noqa: F401  (registers its hook, sampler and data set)
-import l2vit_mm.engine.strict_load  # noqa: F401  (registers its hook)
-from l2vit_mm import backbones, necks
-from l2vit_mm.engine import valid_region
+from l2vit_mm._import_hooks import import_after
+from l2vit_mm.compat import supply_mmcv_ops
 
-# The root registry: mmdet, mmseg and mmpretrain all fall back to it.
-for module in (backbones, necks):
-    for name in module.__all__:
-        MODELS.register_module(module=getattr(module, name))
+# Once the module on the left has been imported, that on the right is: all go into mmengine's root
+# registries, to which mmdet, mmseg and mmpretrain fall back. What needs a private module of
+# mmengine is not among them: see l2vit_mm.engine.strategies.
+MODULES = (
+    ('mmengine.runner', 'l2vit_mm.compat.mmengine'),
+    ('mmengine', 'l2vit_mm.backbones'),
+    ('mmengine', 'l2vit_mm.necks'),
+    ('mmengine', 'l2vit_mm.engine.hooks'),
+    ('mmengine', 'l2vit_mm.engine.optimizers'),
+    ('mmengine', 'l2vit_mm.datasets.seeded'),
+    ('mmdet.datasets', 'l2vit_mm.datasets.shapes_det'),
+    ('mmseg.datasets', 'l2vit_mm.datasets.shapes_seg'),
+    ('mmdet.models', 'l2vit_mm.data_preprocessors.det'),
+    ('mmseg.models', 'l2vit_mm.data_preprocessors.seg'),
+    ('mmpretrain.models', 'l2vit_mm.data_preprocessors.cls'),
+)
 
-# Functions, which import their toolbox when they are called.
-for function in (valid_region.ValidRegionDetDataPreprocessor,
-                 valid_region.ValidRegionSegDataPreProcessor,
-                 valid_region.ValidRegionClsDataPreprocessor):
-    MODELS.register_module(module=function)
+
+def install() -> None:
+    """Lets MM find what is here. Called by ``import l2vit_mm``."""
+    supply_mmcv_ops()
+    for theirs, ours in MODULES:
+        import_after(theirs, ours)

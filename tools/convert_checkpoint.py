@@ -7,9 +7,9 @@ import argparse
 
 from mmengine.config import DictAction
 
-from l2vit_mm.backbones import zoo
-from l2vit_mm.engine import launch
-from l2vit_mm.engine.convert import TASKS, convert_file
+from l2vit_mm import list_models
+from l2vit_mm.apis.errors import UsageError, run
+from l2vit_mm.checkpoint.convert import TASKS, convert_file
 
 
 def main(argv=None):
@@ -19,7 +19,7 @@ def main(argv=None):
                         'digits of its SHA-256 are put behind NAME')
     parser.add_argument('--to', choices=['ours', 'published'], default='ours',
                         help='whose names (default: ours)')
-    parser.add_argument('--arch', metavar='NAME', help='one of ' + ', '.join(zoo.list_models())
+    parser.add_argument('--arch', metavar='NAME', help='one of ' + ', '.join(list_models())
                         + ' (default: what the file looks like)')
     parser.add_argument('--task', choices=TASKS, help='what to write: a backbone, for init_cfg; '
                         "mmpretrain's classifier; a detector or segmenter (default: what the file "
@@ -33,7 +33,7 @@ def main(argv=None):
     try:
         args = parser.parse_args(argv)
     except (ValueError, AssertionError) as error:  # DictAction: no '=', or unbalanced brackets
-        raise launch.UsageError(f'--backbone-options takes KEY=VALUE pairs: {error}') from error
+        raise UsageError(f'--backbone-options takes KEY=VALUE pairs: {error}') from error
 
     out = args.out
     if args.format and not out.endswith(f'.{args.format}'):
@@ -42,9 +42,9 @@ def main(argv=None):
         written = convert_file(args.checkpoint, out, args.to, args.arch, args.task, args.ema,
                                **args.backbone_options)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise launch.UsageError(f'{args.checkpoint}: {error}') from error
+        raise UsageError(f'{args.checkpoint}: {error}') from error
     print(written)
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    run(main)

@@ -5,10 +5,10 @@ keeps (``state_dict`` has the averaged weights already).
 """
 import argparse
 
-from l2vit_mm.backbones.loading import backbone_part, unwrap
-from l2vit_mm.compat.checkpoint import load
-from l2vit_mm.engine import launch
-from l2vit_mm.engine.convert import save
+from l2vit_mm.apis.errors import UsageError, run
+from l2vit_mm.checkpoint import load
+from l2vit_mm.checkpoint.save import save
+from l2vit_mm.checkpoint.state import backbone_part, unwrap
 
 
 def main(argv=None):
@@ -34,8 +34,8 @@ def main(argv=None):
         content = dict(state_dict=state, meta=checkpoint.get('meta', {}))
         print(f'{save(content, args.out)}: {len(state)} tensors')
     except (RuntimeError, ValueError) as error:
-        raise launch.UsageError(f'{args.checkpoint}: {error}') from error
+        raise UsageError(f'{args.checkpoint}: {error}') from error
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    run(main)

@@ -1,8 +1,9 @@
-"""Makes a virtual environment with one OpenMMLab stack and this project; `make` calls it.
+"""Sets up a virtual environment with one OpenMMLab stack and this project; `make` calls it.
 
-Where the environment is up to date this returns at once. Otherwise it creates what is missing and
-lets pip bring the rest to the versions in constraints.txt. It runs on a bare Python, so it imports
-nothing but the standard library.
+Returns at once where the environment is up to date. Otherwise it creates what is missing and lets
+pip bring the rest to the versions in constraints.txt. It says which step is running and for how
+long; what pip and the compilers print goes to build/setup.log, and to the terminal if a step fails.
+It runs on a bare Python, so it imports the standard library only.
 """
 import argparse
 import fnmatch
@@ -14,60 +15,134 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-# What an environment is made from: it is brought up to date when one of them changes.
+# What an environment is made from: it is brought up to date when one of these files changes.
 INPUTS = ('pyproject.toml', 'constraints.txt', 'tools/setup_env.py')
 # What the compiled operators are made from, torch apart. They lie in the source tree, which all
-# environments share, and so does the note of what they were built from.
+# environments share, and so does the stamp of what they were built from.
 EXTENSION = 'l2vit_mm/_C.abi3.so'
 EXTENSION_INPUTS = ('setup.py', 'l2vit_mm/ops/csrc/**/*.[ch]*')
 EXTENSION_VARIABLES = ('L2VIT_MM_BUILD', 'TORCH_CUDA_ARCH_LIST', 'CUDA_HOME', 'CC', 'CXX')
 # torch and the libraries it loads, 5.5 GB: what a second environment takes from the first one.
-# Their small pure dependencies (sympy, jinja2, numpy, ...) are left to pip.
+# Their small pure-Python dependencies (sympy, jinja2, numpy, ...) are left to pip.
 TORCH_PACKAGES = ('torch', 'torchvision', 'triton', 'nvidia-*', 'cuda-*')
+# Seconds between two signs of life of a running step: on a terminal, where one line is rewritten,
+# and in a file or a CI log.
+HEARTBEAT_TERMINAL = 1
+HEARTBEAT_LOG = 30
 
 
-def run(what, *command, **variables):
-    """Runs a command; when it fails, ends with a line that says what was being done."""
+def duration(seconds: float) -> str:
+    """Formats a time span: '42 s' or '2 min 05 s'."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f'{minutes} min {seconds:02d} s' if minutes else f'{seconds} s'
+
+
+def last_line(log: Path) -> str:
+    """Returns the last non-empty line of a log file that another process is writing."""
+    with log.open('rb') as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode(errors='replace').split('\n')
+    return next((line.strip() for line in reversed(lines) if line.strip()), '')
+
+
+def run(*command: object, **variables: str) -> None:
+    """Runs a command of the current step with its output in the log, and shows that it is alive.
+
+    Args:
+        command: Program and arguments.
+        variables: Environment variables to set.
+
+    Raises:
+        subprocess.CalledProcessError: If the command fails.
+    """
     command = [str(part) for part in command]
-    print('+', *(f'{name}={value}' for name, value in variables.items()), *command, flush=True)
-    if subprocess.run(command, cwd=REPO, env={**os.environ, **variables}).returncode:
-        sys.exit(f'setup: could not {what}: see the output above')
+    terminal = sys.stdout.isatty()
+    log = REPO / 'build' / 'setup.log'
+    with log.open('a') as file:
+        print('+', *(f'{name}={value}' for name, value in variables.items()), *command, file=file,
+              flush=True)
+        process = subprocess.Popen(command, cwd=REPO, env={**os.environ, **variables}, stdout=file,
+                                   stderr=subprocess.STDOUT)
+    start = time.monotonic()
+    while True:
+        try:
+            returncode = process.wait(HEARTBEAT_TERMINAL if terminal else HEARTBEAT_LOG)
+            break
+        except subprocess.TimeoutExpired:
+            status = f'      {duration(time.monotonic() - start)}: {last_line(log)}'
+            if terminal:
+                width = shutil.get_terminal_size().columns - 1
+                print(f'\r\033[K{status[:width]}', end='', flush=True)
+            else:
+                print(status[:100], flush=True)
+    if terminal:
+        print('\r\033[K', end='', flush=True)
+    if returncode:
+        raise subprocess.CalledProcessError(returncode, command)
 
 
-def digest(parts):
+def run_steps(steps: list[tuple[str, Callable[[], None]]]) -> None:
+    """Runs steps one after the other, and says which one is running and how long each took.
+
+    Args:
+        steps: Pairs of a phrase that completes "could not ..." and what does it.
+    """
+    log = REPO / 'build' / 'setup.log'
+    log.parent.mkdir(exist_ok=True)
+    log.write_text('')
+    start = time.monotonic()
+    for number, (title, step) in enumerate(steps, 1):
+        print(f'[{number}/{len(steps)}] {title}', flush=True)
+        begin, offset = time.monotonic(), log.stat().st_size
+        try:
+            step()
+        except subprocess.CalledProcessError as error:
+            print(log.read_bytes()[offset:].decode(errors='replace'))
+            sys.exit(f'setup: could not {title}: {error.cmd[0]} returned {error.returncode}, '
+                     f'see the output above (and in {log})')
+        # What setup.py has to say (no compiler, no CUDA, ...) must not stay in the log.
+        lines = log.read_bytes()[offset:].decode(errors='replace').splitlines()
+        for line in dict.fromkeys(line for line in lines if line.startswith('l2vit-mm: ')):
+            print(f'      {line}')
+        print(f'      done in {duration(time.monotonic() - begin)}', flush=True)
+    print(f'setup: ready after {duration(time.monotonic() - start)}; log: {log}', flush=True)
+
+
+def digest(parts: list[str]) -> str:
+    """Returns a hash of some texts."""
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
-def venv_version(venv):
+def venv_version(venv: Path) -> str | None:
     """Returns the 'X.Y' of an existing virtual environment, or None where there is none."""
     config = venv / 'pyvenv.cfg'
     match = config.exists() and re.search(r'^version *= *(\d+\.\d+)', config.read_text(), re.M)
     return match.group(1) if match else None
 
 
-def site_packages(venv, version):
+def site_packages(venv: Path, version: str) -> Path:
+    """Returns the folder that packages are installed into."""
     return venv / 'lib' / f'python{version}' / 'site-packages'
 
 
-def create(venv, version):
+def create(venv: Path, version: str) -> None:
     """Creates the environment, or completes one whose creation was interrupted."""
-    if importlib.util.find_spec('ensurepip') is None:
-        sys.exit(f'setup: {sys.executable} cannot make virtual environments: install its venv '
-                 f'module (on Debian: apt-get install python{version}-venv)')
     # --clear empties the folder, so only where it is an environment, of another Python.
     clear = ['--clear'] if venv_version(venv) not in (None, version) else []
-    run(f'create {venv}', sys.executable, '-m', 'venv', *clear, venv)
+    run(sys.executable, '-m', 'venv', *clear, venv)
 
 
-def share_torch(source, venv, version):
+def share_torch(source: Path, venv: Path, version: str) -> None:
     """Makes the torch packages of one environment visible in another one.
 
     They are linked into a folder of their own, which a .pth file puts *behind* the environment's
     site-packages: pip there sees them as installed, yet can neither change nor remove them, and
-    whatever else it wants in another version it puts in front.
+    whatever else it needs in another version it puts in front.
     """
     packages = site_packages(source, version)
     shared = venv / 'shared'
@@ -83,28 +158,59 @@ def share_torch(source, venv, version):
     (site_packages(venv, version) / 'shared.pth').write_text(f'{shared}\n')
 
 
-def install(venv, version, stack, torch_from):
-    """Makes the environment, or brings it up to date: everything but the compiled operators."""
-    if venv_version(venv) != version or not (venv / 'bin' / 'pip').exists():
-        create(venv, version)
-    if torch_from:
-        share_torch(torch_from.absolute(), venv, version)
-    pip = (venv / 'bin' / 'python', '-m', 'pip', '--disable-pip-version-check', 'install',
+def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | None,
+                      state: str) -> list[tuple[str, Callable[[], None]]]:
+    """Returns the steps that make or update an environment, the compiled operators apart.
+
+    Args:
+        venv: Folder of the environment.
+        version: Its Python, 'X.Y'.
+        stack: Which MM stack, 'onedl' or 'openmmlab'.
+        torch_from: Environment whose torch it uses, or None for a torch of its own.
+        state: What it is made from; the stamp of a finished environment holds the same text.
+    """
+    stamp = venv / 'l2vit-setup'
+    complete = venv_version(venv) == version and (venv / 'bin' / 'pip').exists()
+    if complete and stamp.exists() and stamp.read_text() == state:
+        return []
+
+    python = venv / 'bin' / 'python'
+    pip = (python, '-m', 'pip', '--disable-pip-version-check', 'install',
            '--constraint', 'constraints.txt')
-    # pip builds mmcv and this project apart from torch: mmcv would compile for most of an hour if
-    # it saw torch, and this project can't, so it is told not to try. setuptools builds it later.
-    run(f'install the packages into {venv}', *pip, '--editable', f'.[{stack},test]',
-        'setuptools>=77', L2VIT_MM_BUILD='none')
+    # The tools for contributors (ruff, mypy, ...) are needed once, in the main environment.
+    extras = f'{stack},test' if torch_from else f'{stack},test,dev'
+
+    def install() -> None:
+        stamp.unlink(missing_ok=True)
+        # pip builds mmcv and this project isolated from torch: mmcv would compile for most of an
+        # hour if it saw torch. This project can't compile there: setuptools builds it later.
+        run(*pip, '--editable', f'.[{extras}]', 'setuptools>=77', L2VIT_MM_BUILD='none')
+
+    def check() -> None:
+        run(python, '-c',
+            'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless')
+        stamp.write_text(state)
+
+    steps = []
+    if not complete:
+        if importlib.util.find_spec('ensurepip') is None:
+            sys.exit(f'setup: {sys.executable} cannot create virtual environments: install its '
+                     f'venv module (on Debian: apt-get install python{version}-venv)')
+        steps.append((f'create {venv}', lambda: create(venv, version)))
+    if torch_from:
+        steps.append((f'link the torch of {torch_from}',
+                      lambda: share_torch(torch_from, venv, version)))
+    steps.append((f'install the packages into {venv}', install))
     # mmcv requires opencv-python, which needs libGL.so.1 and so fails on a machine without a
-    # desktop. The headless build has the same files in the same folder: let it come last.
-    run('install OpenCV without a GUI', *pip, '--force-reinstall', '--no-deps',
-        'opencv-python-headless')
-    run('import what was installed', venv / 'bin' / 'python', '-c',
-        'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless')
+    # desktop. The headless build has the same files in the same folder: it must come last.
+    steps.append(('install OpenCV without a GUI',
+                  lambda: run(*pip, '--force-reinstall', '--no-deps', 'opencv-python-headless')))
+    steps.append(('import what was installed', check))
+    return steps
 
 
-def build_extension(venv, packages):
-    """Builds the compiled operators, where something that they are made from has changed.
+def extension_steps(venv: Path, packages: str) -> list[tuple[str, Callable[[], None]]]:
+    """Returns the step that builds the compiled operators, if something they depend on changed.
 
     Args:
         venv: The environment whose torch they are for.
@@ -116,20 +222,21 @@ def build_extension(venv, packages):
                     *(f'{path}\0{path.read_text()}' for path in files)])
     extension = REPO / EXTENSION
     stamp = REPO / 'build' / 'l2vit-extension'
-    # setup.py may go without it, and says why: no reason to try again before something changes.
+    # setup.py may do without it, and says why: no reason to try again with the same inputs.
     if stamp.exists() and stamp.read_text() == f'{state} {extension.exists()}':
-        return
+        return []
 
-    stamp.unlink(missing_ok=True)
-    extension.unlink(missing_ok=True)
-    # Not by pip: this keeps the objects of files that did not change.
-    run('build the compiled operators (L2VIT_MM_BUILD=none goes without them)',
-        venv / 'bin' / 'python', 'setup.py', 'build_ext', '--inplace')
-    stamp.parent.mkdir(exist_ok=True)
-    stamp.write_text(f'{state} {extension.exists()}')
+    def build() -> None:
+        stamp.unlink(missing_ok=True)
+        extension.unlink(missing_ok=True)
+        # Not by pip: this keeps the objects of files that did not change.
+        run(venv / 'bin' / 'python', 'setup.py', 'build_ext', '--inplace')
+        stamp.write_text(f'{state} {extension.exists()}')
+
+    return [('build the compiled operators (L2VIT_MM_BUILD=none does without them)', build)]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--venv', type=Path, required=True, help='folder of the environment')
     parser.add_argument('--stack', choices=('onedl', 'openmmlab'), required=True,
@@ -138,26 +245,24 @@ def main():
                         help='use the torch of this environment, made before by this script')
     args = parser.parse_args()
     venv = args.venv.absolute()
+    source = args.torch_from and args.torch_from.absolute()
     version = '{}.{}'.format(*sys.version_info)
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-        sys.exit(f'setup: {sys.executable} is Python {version}; the pinned packages need Python '
-                 '3.10 to 3.12: make ... PYTHON=python3.11, say')
+        sys.exit(f'setup: Python must be 3.10 to 3.12, got {version} ({sys.executable}); '
+                 'choose another one, for example: make test PYTHON=python3.11')
 
-    state = [version, args.stack] + [(REPO / name).read_text() for name in INPUTS]
-    if args.torch_from:
-        source = args.torch_from.absolute()
+    parts = [version, args.stack] + [(REPO / name).read_text() for name in INPUTS]
+    if source:
         if venv_version(source) != version:
-            sys.exit(f'setup: {source} is of Python {venv_version(source)}, not {version}')
-        state.append(str((source / 'l2vit-setup').stat().st_mtime_ns))
-    state = digest(state)
-    stamp = venv / 'l2vit-setup'
-    if venv_version(venv) != version or not stamp.exists() or stamp.read_text() != state:
-        stamp.unlink(missing_ok=True)
-        install(venv, version, args.stack, args.torch_from)
-        stamp.write_text(state)
-        print(f'setup: {venv} is ready', flush=True)
-    if not args.torch_from:  # else they are there already, built for that torch
-        build_extension(venv, state)
+            sys.exit(f'setup: the Python of {source} must be {version}, '
+                     f'got {venv_version(source)}')
+        parts.append(str((source / 'l2vit-setup').stat().st_mtime_ns))
+    state = digest(parts)
+    steps = environment_steps(venv, version, args.stack, source, state)
+    if not source:  # else they are there already, built for that torch
+        steps += extension_steps(venv, state)
+    if steps:
+        run_steps(steps)
 
 
 if __name__ == '__main__':

@@ -4,7 +4,11 @@ import argparse
 from mmengine.dist import is_main_process
 
 import l2vit_mm  # noqa: F401  (first: it supplies mmcv's ops before a toolbox asks for them)
-from l2vit_mm.engine import launch
+from l2vit_mm.apis.config import (add_common_arguments, draw_predictions, dump_predictions,
+                                  load_config, parse_args)
+from l2vit_mm.apis.errors import run
+from l2vit_mm.apis.files import check_files
+from l2vit_mm.apis.runner import build_runner, summarize
 
 
 def main(argv=None):
@@ -14,20 +18,20 @@ def main(argv=None):
     parser.add_argument('--show-dir', help='folder for the test images with predictions drawn in')
     parser.add_argument(
         '--out', help='where to dump the predictions: a .pkl file; for segmenters a folder of PNGs')
-    launch.add_common_arguments(parser)
-    args = launch.parse_args(parser, argv)
+    add_common_arguments(parser)
+    args = parse_args(parser, argv)
 
-    cfg = launch.load_config(args)
+    cfg = load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.show_dir:
-        launch.draw_predictions(cfg, args.show_dir)
+        draw_predictions(cfg, args.show_dir)
     if args.out:
-        launch.dump_predictions(cfg, args.out)
-    launch.check_files(cfg, ('test', ))
-    metrics = launch.build_runner(cfg).test()
+        dump_predictions(cfg, args.out)
+    check_files(cfg, ('test', ))
+    metrics = build_runner(cfg).test()
     if is_main_process():
-        print(launch.summarize(metrics))
+        print(summarize(metrics))
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    run(main)

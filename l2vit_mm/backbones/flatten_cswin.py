@@ -1,13 +1,16 @@
 """FLatten-CSwin (arXiv 2308.00442)."""
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
-from l2vit_mm.backbones.loading import NameTable
-from l2vit_mm.layers import (PatchEmbedding, SoftmaxAttention, TokenLayout, Window,
-                             depthwise_conv)
+from l2vit_mm.checkpoint.names import NameTable
+from l2vit_mm.layers import (Layout, PatchEmbedding, SoftmaxAttention, Window, depthwise_conv)
+from l2vit_mm.registry import register_backbone
 
 _BRANCH = 'stages.#.#.attn.branches.#.'
 
@@ -30,7 +33,7 @@ class StripeAttention(nn.Module):
         self.core = core
         self.lepe = depthwise_conv(channels, 3)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """Queries, keys and values (..., C) to tokens (..., C)."""
         # The published code, too, pads what the Linear has made, with zeros.
         (q, _), (k, _), (v, inner) = (layout.to_windows(x, self.window) for x in (q, k, v))
@@ -52,13 +55,16 @@ class CrossShapedAttention(nn.Module):
         self.branches = nn.ModuleList(branches)
         self.proj = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         shares = (part.chunk(len(self.branches), -1) for part in self.qkv(x).chunk(3, -1))
         outs = [branch(q, k, v, layout) for branch, q, k, v in zip(self.branches, *shares)]
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, -1))
 
 
+@register_backbone('flatten-cswin', test_arch=dict(
+    channels=(8, 16, 32), depths=(1, 2, 1), num_heads=(1, 2, 4), attn_types='LSS',
+    split_sizes=(1, 2, 3), pretrain_size=32))
 class FLattenCSWin(FLattenBackbone):
     """FLatten-CSwin (arXiv 2308.00442): a CSWin (arXiv 2107.00652) with linear attention.
 
@@ -69,14 +75,24 @@ class FLattenCSWin(FLattenBackbone):
     :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
 
     Args:
-        arch (str or dict): 'tiny', 'small', 'base', 'base-384', or a dict with ``channels``,
-            ``depths``, ``num_heads``, ``split_sizes`` (one entry a stage) and, as one wishes,
+        arch (str | dict): 'tiny', 'small', 'base', 'base-384', or a dict with ``channels``,
+            ``depths``, ``num_heads``, ``split_sizes`` (one entry per stage) and optionally
             ``mlp_ratio`` (4), ``attn_types`` ('LLSS') and ``pretrain_size`` (224).
         split_sizes (Sequence[int], optional): width of the softmax blocks' stripes in tokens, one
-            a stage; that of the last stage is not used. None: the architecture's.
-        linear_window_size (Sequence[int or None], optional): side of the linear blocks' windows in
-            tokens, one a stage, or None for the whole map; no larger than the map, and not
+            per stage; that of the last stage is not used. None: the architecture's.
+        linear_window_size (Sequence[int | None], optional): side of the linear blocks' windows in
+            tokens, one per stage, or None for the whole map; no larger than the map, and not
             shifted. None: whole maps.
+        kwargs: see :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
+
+    Raises:
+        TypeError, ValueError: see :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
+
+    Example:
+        >>> import torch
+        >>> from l2vit_mm.backbones import FLattenCSWin
+        >>> [tuple(y.shape) for y in FLattenCSWin('tiny')(torch.rand(1, 3, 100, 130))]
+        [(1, 64, 25, 33), (1, 128, 13, 17), (1, 256, 7, 9), (1, 512, 4, 5)]
     """
 
     arch_zoo = {
@@ -108,21 +124,23 @@ class FLattenCSWin(FLattenBackbone):
     )
 
     def __init__(self, arch: str | dict = 'tiny', *, split_sizes: Sequence[int] | None = None,
-                 linear_window_size: Sequence[int | None] | None = None, **common) -> None:
-        super().__init__(arch, **common)
-        self.split_sizes = self.settings['split_sizes'] if split_sizes is None else split_sizes
+                 linear_window_size: Sequence[int | None] | None = None, **kwargs: Any) -> None:
+        super().__init__(arch, options=dict(split_sizes=split_sizes,
+                                            linear_window_size=linear_window_size), **kwargs)
+
+    def check_options(self) -> None:
+        self.split_sizes = self.settings['split_sizes']
         check_per_stage('split_sizes', self.split_sizes, self.depths, optional=False)
-        if linear_window_size is None:
-            linear_window_size = (None,) * len(self.depths)
-        check_per_stage('linear_window_size', linear_window_size, self.depths, optional=True)
-        self.linear_window_size = linear_window_size
-        self.build()
+        self.linear_window_size = self.settings.get('linear_window_size',
+                                                    (None,) * len(self.depths))
+        check_per_stage('linear_window_size', self.linear_window_size, self.depths, optional=True)
 
-    def make_stem(self) -> nn.Module:
-        return PatchEmbedding(self.in_channels, self.channels[0], 7, 4, padding=2)
+    def make_stem(self, in_channels: int) -> nn.Module:
+        return PatchEmbedding(in_channels, self.channels[0], 7, 4, padding=2)
 
-    def make_downsample(self, stage: int) -> nn.Module:
-        return PatchEmbedding(*self.channels[stage - 1:stage + 1], 3, 2, padding=1)
+    def make_downsamples(self) -> Iterator[nn.Module]:
+        return (PatchEmbedding(*self.channels[stage - 1:stage + 1], 3, 2, padding=1)
+                for stage in range(1, len(self.depths)))
 
     def make_attention(self, stage: int, block: int) -> nn.Module:
         channels, heads = self.channels[stage], self.num_heads[stage]
@@ -136,8 +154,8 @@ class FLattenCSWin(FLattenBackbone):
             branches = [StripeAttention(channels, SoftmaxAttention(heads), None)]
         else:
             if heads % 2:
-                raise ValueError(f'arch has num_heads {self.num_heads}; accepted are even numbers '
-                                 'where softmax blocks attend in two directions')
+                raise ValueError('arch must have even num_heads where softmax blocks attend in two '
+                                 f'directions, got {self.num_heads}')
             split = self.split_sizes[stage]
             branches = [StripeAttention(channels // 2, SoftmaxAttention(heads // 2), window)
                         for window in (Window(None, split), Window(split, None))]

@@ -1,14 +1,18 @@
 """FLatten-Swin (arXiv 2308.00442)."""
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
-from l2vit_mm.backbones.loading import NameTable
-from l2vit_mm.layers import (PatchEmbedding, SelfAttention, ShiftedWindowAttention, TokenLayout,
+from l2vit_mm.checkpoint.names import NameTable
+from l2vit_mm.layers import (Layout, PatchEmbedding, SelfAttention, ShiftedWindowAttention,
                              Window, pad_to_multiple)
+from l2vit_mm.registry import register_backbone
 
 
 class PatchMerging(nn.Module):
@@ -25,7 +29,7 @@ class PatchMerging(nn.Module):
         self.norm = nn.LayerNorm(4 * in_channels)
         self.reduction = nn.Linear(4 * in_channels, channels, bias=False)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
         def side_by_side(maps: Tensor) -> Tensor:
             # Row by row in each column: the published order.
@@ -35,22 +39,28 @@ class PatchMerging(nn.Module):
         return self.reduction(self.norm(layout.over_maps(side_by_side, x, reduced))), reduced
 
 
+@register_backbone('flatten-swin', test_arch=dict(
+    channels=(8, 16), depths=(1, 2), num_heads=(1, 2), attn_types='LS', pretrain_size=32,
+    window_size=3))
 class FLattenSwin(FLattenBackbone):
     """FLatten-Swin (arXiv 2308.00442): a Swin (arXiv 2103.14030) with linear attention.
 
     Published files load under their own names: a classifier's ``norm`` becomes the last output
-    norm, ``head`` and what is derived (``relative_position_index``, ``attn_mask``) are dropped.
-    Other arguments, errors: see :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
+    norm, ``head`` and what is derived (``relative_position_index``, ``attn_mask``) are skipped.
 
     Args:
-        arch (str or dict): 'tiny', 'small', 'base', 'base-384', or a dict with ``channels``,
-            ``depths``, ``num_heads`` (one entry a stage) and, as one wishes, ``mlp_ratio`` (4),
+        arch (str | dict): 'tiny', 'small', 'base', 'base-384', or a dict with ``channels``,
+            ``depths``, ``num_heads`` (one entry per stage) and optionally ``mlp_ratio`` (4),
             ``attn_types`` ('LLSS'), ``window_size`` (7) and ``pretrain_size`` (224).
         window_size (int, optional): side of the softmax blocks' windows in tokens. None: the
             architecture's. A loaded bias table of another window is resized.
-        linear_window_size (Sequence[int or None], optional): side of the linear blocks' windows in
-            tokens, one a stage, or None for the whole map; no larger than the map, and not
+        linear_window_size (Sequence[int | None], optional): side of the linear blocks' windows in
+            tokens, one per stage, or None for the whole map; no larger than the map, and not
             shifted. None: whole maps.
+        kwargs: see :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
+
+    Raises:
+        TypeError, ValueError: see :class:`~l2vit_mm.backbones.flatten.FLattenBackbone`.
 
     Example:
         >>> import torch
@@ -81,22 +91,24 @@ class FLattenSwin(FLattenBackbone):
     )
 
     def __init__(self, arch: str | dict = 'tiny', *, window_size: int | None = None,
-                 linear_window_size: Sequence[int | None] | None = None, **common) -> None:
-        super().__init__(arch, **common)
-        self.window_size = self.settings['window_size'] if window_size is None else window_size
+                 linear_window_size: Sequence[int | None] | None = None, **kwargs: Any) -> None:
+        super().__init__(arch, options=dict(window_size=window_size,
+                                            linear_window_size=linear_window_size), **kwargs)
+
+    def check_options(self) -> None:
+        self.window_size = self.settings['window_size']
         if not isinstance(self.window_size, int) or self.window_size < 1:
-            raise ValueError(f'window_size is {self.window_size!r}; accepted is 1 or more tokens')
-        if linear_window_size is None:
-            linear_window_size = (None,) * len(self.depths)
-        check_per_stage('linear_window_size', linear_window_size, self.depths, optional=True)
-        self.linear_window_size = linear_window_size
-        self.build()
+            raise ValueError(f'window_size must be 1 token or more, got {self.window_size!r}')
+        self.linear_window_size = self.settings.get('linear_window_size',
+                                                    (None,) * len(self.depths))
+        check_per_stage('linear_window_size', self.linear_window_size, self.depths, optional=True)
 
-    def make_stem(self) -> nn.Module:
-        return PatchEmbedding(self.in_channels, self.channels[0], 4, 4)
+    def make_stem(self, in_channels: int) -> nn.Module:
+        return PatchEmbedding(in_channels, self.channels[0], 4, 4)
 
-    def make_downsample(self, stage: int) -> nn.Module:
-        return PatchMerging(*self.channels[stage - 1:stage + 1])
+    def make_downsamples(self) -> Iterator[nn.Module]:
+        return (PatchMerging(*self.channels[stage - 1:stage + 1])
+                for stage in range(1, len(self.depths)))
 
     def make_attention(self, stage: int, block: int) -> nn.Module:
         channels = self.channels[stage]
@@ -109,10 +121,11 @@ class FLattenSwin(FLattenBackbone):
         return SelfAttention(channels, self.linear_core(stage, min(side, self.map_size(stage))),
                              Window(side, side, clip=True))
 
-    def published_only(self) -> dict:
+    def published_only(self) -> dict[str, Tensor]:
         """The index into the bias tables, and the mask of shifted windows, at ``pretrain_size``."""
-        found, w = {}, self.window_size
-        for stage, types in enumerate(self.attn_types):
+        found: dict[str, Tensor] = {}
+        w = self.window_size
+        for stage, types in enumerate(self.attn_types[:len(self.stages)]):
             for block, letter in enumerate(types):
                 if letter != 'S':
                     continue

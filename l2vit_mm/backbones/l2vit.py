@@ -1,13 +1,18 @@
 """L2ViT (arXiv 2501.16182): window attention and linear global attention in turn."""
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from l2vit_mm.backbones.base import HierarchicalBackbone, check_heads, drop_path_rates, resolve_arch
-from l2vit_mm.backbones.loading import NameTable
+from l2vit_mm.backbones.arch import drop_path_rates, resolve_arch
+from l2vit_mm.backbones.base import BaseBackbone
+from l2vit_mm.checkpoint.names import NameTable
 from l2vit_mm.layers import (MLP, ConditionalPositionEncoding, ConvStem, Downsample, DropPath,
-                             EnhancedLinearAttention, LocalConcentrationModule, SelfAttention,
-                             SoftmaxAttention, TokenLayout, Window)
+                             Layout, LinearGlobalAttention, LocalConcentrationModule, SelfAttention,
+                             SoftmaxAttention, Window)
+from l2vit_mm.registry import register_backbone
 
 
 class WindowBlock(nn.Module):
@@ -16,13 +21,13 @@ class WindowBlock(nn.Module):
     Args:
         channels (int): C.
         num_heads (int): heads of the attention.
-        window_size (int): side of the windows in tokens.
         mlp_ratio (float): hidden width of the MLP over C.
         drop_path (float): probability of dropping a branch.
+        window_size (int): side of the windows in tokens.
     """
 
-    def __init__(self, channels: int, num_heads: int, window_size: int, mlp_ratio: float,
-                 drop_path: float) -> None:
+    def __init__(self, channels: int, num_heads: int, mlp_ratio: float, drop_path: float,
+                 window_size: int) -> None:
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
@@ -33,7 +38,7 @@ class WindowBlock(nn.Module):
         self.mlp = MLP(channels, mlp_ratio)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         x = self.cpe1(x, layout)
         x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
@@ -57,14 +62,14 @@ class LinearBlock(nn.Module):
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
-        self.attn = EnhancedLinearAttention(channels, num_heads)
+        self.attn = LinearGlobalAttention(channels, num_heads)
         self.lcm_norm = nn.LayerNorm(channels)
         self.lcm = LocalConcentrationModule(channels, norm_cfg)
         self.mlp_norm = nn.LayerNorm(channels)
         self.mlp = MLP(channels, mlp_ratio)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         x = self.cpe1(x, layout)
         x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
@@ -72,37 +77,34 @@ class LinearBlock(nn.Module):
         return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
-class L2ViT(HierarchicalBackbone):
+@register_backbone('l2vit', test_arch='pico')
+class L2ViT(BaseBackbone):
     """The backbone of "The Linear Attention Resurrection in Vision Transformer" (L2ViT,
     arXiv 2501.16182).
 
     Blocks of a stage alternate: softmax attention in windows, then linear attention over the whole
     image. Published state dicts load under their own names: a classifier's ``norm`` becomes the
-    last output norm and its ``head`` is dropped.
+    last output norm and its ``head`` is skipped.
 
     Args:
-        arch (str or dict): ``'tiny'``, ``'small'``, ``'base'``, ``'base-384'``, or ``'pico'`` (of
-            this project, for demos and tests: there are no published weights), or a dict with
-            ``channels``, ``depths``, ``num_heads`` (one entry a stage) and, as one wishes,
-            ``window_size`` (7) and ``mlp_ratio`` (4).
+        arch (str | dict): 'tiny', 'small', 'base', 'base-384', or 'pico' (of this project, for
+            demos and tests: there are no published weights), or a dict with ``channels``,
+            ``depths``, ``num_heads`` (one entry per stage) and optionally ``window_size`` (7) and
+            ``mlp_ratio`` (4).
         in_channels (int): channels of the image.
-        window_size (int, optional): side of the windows in tokens; None: the architecture's.
+        window_size (int, optional): side of the windows in tokens. None: the architecture's.
         drop_path_rate (float): probability of dropping a branch in the last block; it rises
             linearly from 0 in the first.
-        out_indices (Sequence[int]): stages whose maps are returned.
-        frozen_stages (int): -1: nothing is frozen; 0: the stem; k: the stem, the first k stages
-            and the downsampling before them. Output norms are never frozen.
-        norm_eval (bool): keep BatchNorms (in the stem and in every local concentration module) in
-            eval mode while training.
-        norm_cfg (dict): the BatchNorms: ``dict(type='BN')`` or ``dict(type='SyncBN')``.
-        with_cp (bool): recompute blocks in backward instead of keeping their activations.
-        output_norm (bool): LayerNorm on each returned map, as the released detectors have.
-        pretrained (str, optional): deprecated; use ``init_cfg``.
-        init_cfg (dict, optional): as in MM.
+        norm_cfg (dict): the BatchNorms of the stem and of every local concentration module:
+            ``dict(type='BN')`` or ``dict(type='SyncBN')``.
+        kwargs: ``out_indices`` (all stages unless given), ``frozen_stages`` (-1), ``norm_eval``,
+            ``with_cp`` (both False), ``output_norm`` (True, as the released detectors have),
+            ``pretrained``, ``init_cfg`` (both None): see
+            :class:`~l2vit_mm.backbones.base.BaseBackbone`.
 
     Raises:
-        TypeError: for an unknown argument; it names those there are.
-        ValueError: for a value that is not accepted; it names the argument.
+        TypeError: for an unknown argument; it names the one that is near.
+        ValueError: for a value that is out of range; it names the argument.
 
     Example:
         >>> import torch
@@ -142,36 +144,29 @@ class L2ViT(HierarchicalBackbone):
         ('head.', None),
     )
 
+    block_types = (WindowBlock, LinearBlock)
+
     def __init__(self, arch: str | dict = 'tiny', in_channels: int = 3,
                  window_size: int | None = None, drop_path_rate: float = 0.,
-                 out_indices: Sequence[int] = (0, 1, 2, 3), frozen_stages: int = -1,
-                 norm_eval: bool = False, norm_cfg: dict = dict(type='BN'), with_cp: bool = False,
-                 output_norm: bool = True, pretrained: str | None = None,
-                 init_cfg: dict | list | None = None, **unknown) -> None:
-        super().__init__(in_channels=in_channels, out_indices=out_indices,
-                         frozen_stages=frozen_stages, norm_eval=norm_eval, with_cp=with_cp,
-                         output_norm=output_norm, pretrained=pretrained, init_cfg=init_cfg,
-                         unknown=unknown)
+                 norm_cfg: dict[str, Any] = dict(type='BN'), **kwargs: Any) -> None:
         settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.))
         channels, depths, num_heads = (settings[k] for k in ('channels', 'depths', 'num_heads'))
-        check_heads(channels, num_heads)
         if window_size is None:
             window_size = settings['window_size']
         if window_size < 1:
-            raise ValueError(f'window_size is {window_size}; accepted is 1 or more tokens')
-
-        self.stem = ConvStem(in_channels, channels[0], norm_cfg)
-        self.downsamples = nn.ModuleList(
-            Downsample(before, after) for before, after in zip(channels, channels[1:]))
+            raise ValueError(f'window_size must be 1 token or more, got {window_size}')
         rates = drop_path_rates(drop_path_rate, depths)
-        self.stages = nn.ModuleList()
-        for stage_channels, depth, heads in zip(channels, depths, num_heads):
-            blocks = []
-            for block in range(depth):
-                args = (stage_channels, heads)
-                common = dict(mlp_ratio=settings['mlp_ratio'], drop_path=next(rates))
-                blocks.append(
-                    LinearBlock(*args, **common, norm_cfg=norm_cfg) if block % 2 else
-                    WindowBlock(*args, **common, window_size=window_size))
-            self.stages.append(nn.ModuleList(blocks))
-        self.finish(channels)
+
+        def make_block(stage: int, block: int) -> nn.Module:
+            size = (channels[stage], num_heads[stage], settings['mlp_ratio'], next(rates))
+            return LinearBlock(*size, norm_cfg) if block % 2 else WindowBlock(*size, window_size)
+
+        super().__init__(
+            in_channels=in_channels, channels=channels,
+            strides=[4 * 2**stage for stage in range(len(depths))],
+            stem=ConvStem(in_channels, channels[0], norm_cfg),
+            downsamples=(Downsample(before, after)
+                         for before, after in zip(channels, channels[1:], strict=False)),
+            stages=([make_block(stage, block) for block in range(depth)]
+                    for stage, depth in enumerate(depths)),
+            **kwargs)

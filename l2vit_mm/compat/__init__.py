@@ -1,51 +1,54 @@
 """What papers over versions of torch, mmcv and mmengine: see docs/compat.md."""
+
+from __future__ import annotations
+
 import importlib.abc
 import importlib.util
 import os.path
 import re
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
-__all__ = ['prepare']
+__all__ = ['mmcv_ext_file', 'supply_mmcv_ops']
 
 _TOOLBOXES = ('mmdet.', 'mmseg.', 'mmpretrain.')
 # The way in which the toolboxes import an operator that they can do without: inside a try block.
 _GUARDED_IMPORT = re.compile(r'^try:\n(?:    .*\n)*?    from mmcv\.ops', re.MULTILINE)
 
 
-def prepare() -> None:
-    """Supplies mmcv's operators where mmcv has none, and makes mmengine's loading safe.
+def supply_mmcv_ops() -> None:
+    """Supplies mmcv's operators where mmcv has none.
 
-    Cheap, and called by `import l2vit_mm`. It does what it can: without mmcv or mmengine the part
-    that concerns them is left out. A second call changes nothing.
+    Cheap, and called by ``import l2vit_mm``. A second call changes nothing.
 
     Raises:
-        RuntimeError: If a toolbox was imported before and is going on without mmcv's operators.
-            (Not an ImportError, whose text mmengine hides when `custom_imports` fails.)
+        RuntimeError: if a toolbox was imported before and is going on without mmcv's operators.
+            (Not an ImportError, whose text mmengine hides when ``custom_imports`` fails.)
     """
     mmcv = importlib.util.find_spec('mmcv')
     if mmcv is not None and mmcv_ext_file(mmcv) is None and _ops_finder not in sys.meta_path:
         _check_not_late()
         sys.meta_path.append(_ops_finder)
-    if importlib.util.find_spec('mmengine') is not None:
-        from l2vit_mm.compat.checkpoint import make_loading_safe
-        make_loading_safe()
 
 
 def mmcv_ext_file(mmcv: ModuleSpec) -> str | None:
-    """Path of the installed `mmcv._ext`, which is not imported, or None if there is none."""
+    """Path of the installed ``mmcv._ext``, which is not imported, or None if there is none."""
     spec = PathFinder.find_spec('mmcv._ext', mmcv.submodule_search_locations)
     return None if spec is None else spec.origin
 
 
 class _OpsFinder(importlib.abc.MetaPathFinder):
-    """Finds `mmcv._ext` in mmcv_ops.py; asked last, so a real one that appears later wins.
+    """Finds ``mmcv._ext`` in mmcv_ops.py; asked last, so a real one that appears later wins.
 
-    A finder, not an entry in `sys.modules`: torchvision is then imported with mmcv's operators
+    A finder, not an entry in ``sys.modules``: torchvision is then imported with mmcv's operators
     and not before, and all that ask whether mmcv has operators get the answer yes.
     """
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != 'mmcv._ext':
             return None
         file = os.path.join(os.path.dirname(__file__), 'mmcv_ops.py')
@@ -56,6 +59,7 @@ _ops_finder = _OpsFinder()
 
 
 def _check_not_late() -> None:
+    """Looks for a toolbox's module that tried to import mmcv's operators and goes on without."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(_TOOLBOXES) or not getattr(module, '__file__', None):
             continue  # not a toolbox's, or a folder without code

@@ -8,11 +8,8 @@ from l2vit_mm.compat import mmcv_ext_file
 
 _MARK = '# Written by `python -m l2vit_mm.compat install`; `uninstall` removes it.\n'
 _EXT = _MARK + '''\
-from l2vit_mm.compat import prepare
 from l2vit_mm.compat.mmcv_ops import *  # noqa: F401, F403
 from l2vit_mm.compat.mmcv_ops import __getattr__  # noqa: F401
-
-prepare()
 '''
 
 

@@ -1,0 +1,1 @@
+"""The data sets. Each file that needs a toolbox imports it, so import the file that you need."""

@@ -1,0 +1,1 @@
+"""What runs a training beside the model: hooks, optimizers, strategies."""

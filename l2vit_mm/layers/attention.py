@@ -1,12 +1,15 @@
-"""Attentions over the tokens of a :class:`TokenLayout`, with the Linears around them."""
+"""Attentions over the tokens of a :class:`Layout`, with the Linears around them."""
+
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2vit_mm.layers.common import pad_to_multiple
-from l2vit_mm.layers.layout import TokenLayout, Window
+from l2vit_mm.layers.layout import Layout, Window
 from l2vit_mm.layers.position import RelativePositionBias
-from l2vit_mm.ops import linear_attention_qkv
+from l2vit_mm.ops import linear_attention_qkvpacked
 
 
 class SelfAttention(nn.Module):
@@ -28,7 +31,7 @@ class SelfAttention(nn.Module):
         self.core = core
         self.proj = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         windows, window_layout = layout.to_windows(x, self.window)
         q, k, v = self.qkv(windows).chunk(3, -1)
@@ -37,7 +40,7 @@ class SelfAttention(nn.Module):
         return self.proj(layout.from_windows(out, self.window))
 
 
-class EnhancedLinearAttention(nn.Module):
+class LinearGlobalAttention(nn.Module):
     """L2ViT's linear global attention (arXiv 2501.16182): ReLU features, a learnt temperature a
     head, a normaliser of at least 100.
 
@@ -53,11 +56,11 @@ class EnhancedLinearAttention(nn.Module):
         self.temperature = nn.Parameter(torch.full((num_heads,), (channels // num_heads)**-0.5))
         self.proj = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        out = linear_attention_qkv(qkv, scale=self.temperature, denom_min=100.,
-                                   cu_seqlens=layout.offsets(x.device)).flatten(-2)
+        out = linear_attention_qkvpacked(qkv, scale=self.temperature, denom_min=100.,
+                                   cu_seqlens=layout.cu_seqlens(x.device)).flatten(-2)
         return self.proj(layout.from_sequences(out))
 
 
@@ -84,7 +87,7 @@ class SpatialReductionAttention(nn.Module):
         self.core = core
         self.proj = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         q, reduced, key_layout = self.q(x), x, layout
         if self.reduction is not None:
@@ -117,7 +120,7 @@ class ShiftedWindowAttention(nn.Module):
         self.bias = RelativePositionBias(num_heads, window_size)
         self.proj = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         windows, window_layout = layout.to_windows(x, self.window)
         qkv = window_layout.to_sequences(self.qkv(windows))

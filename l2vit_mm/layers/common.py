@@ -1,9 +1,12 @@
 """Small modules that several backbones share."""
+
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.layout import Layout
 from l2vit_mm.layers.norm import batch_norm, build_batch_norm
 from l2vit_mm.layers.position import PositionTable
 
@@ -30,7 +33,7 @@ class DropPath(nn.Module):
         super().__init__()
         self.drop_prob = drop_prob
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C), kept images divided by 1 - p."""
         if not self.training or self.drop_prob == 0.:
             return x
@@ -58,7 +61,7 @@ class MLP(nn.Module):
         self.dwconv = depthwise_conv(hidden, 3) if depthwise else None
         self.fc2 = nn.Linear(hidden, channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         x = self.fc1(x)
         if self.dwconv is not None:
@@ -87,7 +90,7 @@ class TransformerBlock(nn.Module):
         self.mlp = MLP(channels, mlp_ratio, depthwise_mlp)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         x = x + self.drop_path(self.attn(self.attn_norm(x), layout), layout)
         return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
@@ -104,7 +107,7 @@ class ConditionalPositionEncoding(nn.Module):
         super().__init__()
         self.conv = depthwise_conv(channels, 3)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         return x + layout.over_maps(self.conv, x)
 
@@ -124,7 +127,7 @@ class LocalConcentrationModule(nn.Module):
         self.bn = build_batch_norm(norm_cfg, channels)
         self.conv2 = depthwise_conv(channels, 7)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         x = F.gelu(layout.over_maps(self.conv1, x))
         x = batch_norm(self.bn, x, layout)
@@ -154,7 +157,7 @@ class PatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(channels) if norm else None
         self.position = position
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Pixels or tokens (..., in_channels) to tokens (..., C) and their layout."""
         stride = self.proj.stride[0]
         reduced = layout.reduced(stride)
@@ -184,7 +187,7 @@ class ConvStem(nn.Module):
         self.bn2 = build_batch_norm(norm_cfg, channels)
         self.norm = nn.LayerNorm(channels)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Pixels (..., in_channels) of h x w images to tokens (..., C) of ceil(h / 4) x ceil(w / 4)
         maps."""
         reduced = layout.reduced(4)
@@ -209,7 +212,7 @@ class Downsample(nn.Module):
         self.norm = nn.LayerNorm(in_channels)
         self.proj = nn.Conv2d(in_channels, channels, 2, stride=2)
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
         reduced = layout.reduced(2)
         x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x),

@@ -4,6 +4,9 @@ Each is called with tokens q (..., C) of one layout and k, v (..., C) of a layou
 images (another one where keys come from a smaller map), and gives tokens (..., C) like q. Below, i
 is a query, j a key of the same image, M their number, D the channels of a head.
 """
+
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 
@@ -11,28 +14,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.layout import Layout
 from l2vit_mm.layers.position import PositionTable
 from l2vit_mm.ops import focused_feature_map, linear_attention
 
 
-def _groups(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-            key_layout: TokenLayout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _groups(q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+            key_layout: Layout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Queries (B', N, C), keys and values (B', M, C) of images of one size, in turn."""
     return zip(layout.split(q), key_layout.split(k), key_layout.split(v))
 
 
-def _heads(tokens: Tensor, layout: TokenLayout, num_heads: int) -> Tensor:
+def _heads(tokens: Tensor, layout: Layout, num_heads: int) -> Tensor:
     """Tokens (..., C) to (B, N, H, D), or packed (T, H, D)."""
     return layout.to_sequences(tokens).unflatten(-1, (num_heads, -1))
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, key_layout: TokenLayout,
+def _linear(q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout,
             feature_map: str) -> Tensor:
     """The operator on heads (_heads) of all three, to tokens (..., C)."""
-    offsets = dict(cu_seqlens=layout.offsets(q.device))
+    offsets = dict(cu_seqlens=layout.cu_seqlens(q.device))
     if key_layout != layout:
-        offsets.update(cu_seqlens_k=key_layout.offsets(q.device))
+        offsets.update(cu_seqlens_k=key_layout.cu_seqlens(q.device))
     out = linear_attention(q, k, v, feature_map=feature_map, normalizer='mean', **offsets)
     return layout.from_sequences(out.flatten(-2))
 
@@ -49,7 +52,7 @@ class SharedDepthwiseConv(nn.Conv2d):
         super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2,
                          groups=head_dim)
 
-    def forward(self, v: Tensor, key_layout: TokenLayout, layout: TokenLayout) -> Tensor:
+    def forward(self, v: Tensor, key_layout: Layout, layout: Layout) -> Tensor:
         """Values (..., C) of ``key_layout`` to tokens (..., C) of ``layout``.
 
         Where the layouts differ, an image's values are first stretched to its number of queries,
@@ -91,8 +94,8 @@ class FocusedLinearAttention(nn.Module):
         self.position = PositionTable(channels, key_size)
         self.dwc = SharedDepthwiseConv(channels // num_heads, kernel_size)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-                key_layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+                key_layout: Layout) -> Tensor:
         q = focused_feature_map(q, self.scale, self.focusing_factor)
         k = focused_feature_map(k, self.scale, self.focusing_factor, self.position(key_layout))
         out = _linear(_heads(q, layout, self.num_heads), _heads(k, key_layout, self.num_heads),
@@ -111,8 +114,8 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-                key_layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+                key_layout: Layout) -> Tensor:
         outs = []
         for group in _groups(q, k, v, layout, key_layout):
             # Each (B', H, N, D).
@@ -150,8 +153,8 @@ class MappedLinearAttention(nn.Module):
         self.dwc = (None if kernel_size is None else
                     SharedDepthwiseConv(channels // num_heads, kernel_size))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-                key_layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+                key_layout: Layout) -> Tensor:
         out = _linear(self._map(_heads(q, layout, self.num_heads)),
                       self._map(_heads(k, key_layout, self.num_heads)),
                       _heads(v, key_layout, self.num_heads), layout, key_layout,
@@ -172,8 +175,8 @@ class HydraAttention(nn.Module):
         out_i = q_i / |q_i| * sum_j k_j / |k_j| * v_j       products channel by channel
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-                key_layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+                key_layout: Layout) -> Tensor:
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []
         for q_, k_, v_ in _groups(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, layout,
@@ -196,8 +199,8 @@ class EfficientAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout,
-                key_layout: TokenLayout) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
+                key_layout: Layout) -> Tensor:
         # Half precision has no room for weights of one in 60,000.
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []
@@ -226,14 +229,14 @@ def build_attention(attention: str, channels: int, num_heads: int, key_size: tup
         kernel_size (int): of the depthwise convolution of 'focused', 'angular' and 'enhanced'.
 
     Raises:
-        ValueError: for an argument that is not accepted; it names it.
+        ValueError: for an argument that is out of range; it names it.
     """
     if attention not in ATTENTIONS:
-        raise ValueError(f'attention is {attention!r}; accepted are {", ".join(ATTENTIONS)}')
+        raise ValueError(f'attention must be one of {", ".join(ATTENTIONS)}, got {attention!r}')
     if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f'kernel_size is {kernel_size!r}; accepted are odd numbers from 1')
+        raise ValueError(f'kernel_size must be an odd number from 1, got {kernel_size!r}')
     if not focusing_factor > 0:
-        raise ValueError(f'focusing_factor is {focusing_factor!r}; accepted are numbers over 0')
+        raise ValueError(f'focusing_factor must be a number over 0, got {focusing_factor!r}')
     if attention == 'focused':
         return FocusedLinearAttention(channels, num_heads, key_size, focusing_factor, kernel_size)
     if attention == 'softmax':

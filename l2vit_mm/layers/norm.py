@@ -1,7 +1,10 @@
 """BatchNorms by MM's config names, without mmcv."""
+
+from __future__ import annotations
+
 from torch import Tensor, nn
 
-from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.layout import Layout
 
 BATCH_NORMS = {
     'BN': nn.BatchNorm2d,
@@ -24,13 +27,13 @@ def build_batch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     cfg = dict(norm_cfg)
     kind = cfg.pop('type', None)
     if kind not in BATCH_NORMS:
-        raise ValueError(f'norm_cfg has type {kind!r}; accepted are {", ".join(BATCH_NORMS)}')
+        raise ValueError(f'norm_cfg.type must be one of {", ".join(BATCH_NORMS)}, got {kind!r}')
     requires_grad = cfg.pop('requires_grad', True)
     norm = BATCH_NORMS[kind](channels, **cfg)
     norm.requires_grad_(requires_grad)
     return norm
 
 
-def batch_norm(norm: nn.Module, tokens: Tensor, layout: TokenLayout) -> Tensor:
+def batch_norm(norm: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
     """BatchNorm of tokens (..., C): what is outside of the images counts for nothing."""
     return layout.channels_last(norm(layout.channels_first(tokens)))

@@ -1,11 +1,14 @@
 """What was learnt a position at one map size, for maps of any size."""
+
+from __future__ import annotations
+
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2vit_mm.layers.layout import TokenLayout
+from l2vit_mm.layers.layout import Layout
 
 # Maps whose resized table is kept. A test set has two common sizes, landscape and portrait; a
 # table at 800 x 1333 pixels and stride 4 takes 25 MB at 96 channels.
@@ -54,7 +57,7 @@ class PositionTable(ResizedTable):
         self.mode = mode
         self._kept = {}
 
-    def forward(self, layout: TokenLayout) -> Tensor:
+    def forward(self, layout: Layout) -> Tensor:
         """The table at a layout's size, in a shape that broadcasts over the tokens (..., C)."""
         return layout.per_position(self._at)
 

@@ -1,8 +1,12 @@
 """A feature pyramid from the one map of a plain backbone."""
+
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch.nn.functional as F
 from mmengine.model import BaseModule
+from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 
@@ -13,6 +17,7 @@ class MapLayerNorm(nn.LayerNorm):
         return super().forward(feature_map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+@MODELS.register_module()
 class SimpleFeaturePyramid(BaseModule):
     """ViTDet's simple feature pyramid (arXiv 2203.16527): strides 4, 8, 16 and 32 from one map of
     stride 16.
@@ -30,7 +35,7 @@ class SimpleFeaturePyramid(BaseModule):
         init_cfg (dict, optional): as in MM.
 
     Raises:
-        ValueError: for a number that is not accepted; it names the argument.
+        ValueError: for a number that is out of range; it names the argument.
 
     Example:
         >>> import torch
@@ -44,11 +49,11 @@ class SimpleFeaturePyramid(BaseModule):
                  init_cfg: dict | list | None = None) -> None:
         super().__init__(init_cfg=init_cfg)
         if in_channels < 4 or in_channels % 4:
-            raise ValueError(f'in_channels is {in_channels}; accepted are positive multiples of 4')
+            raise ValueError(f'in_channels must be a positive multiple of 4, got {in_channels}')
         if out_channels < 1:
-            raise ValueError(f'out_channels is {out_channels}; accepted are 1 or more')
+            raise ValueError(f'out_channels must be 1 or more, got {out_channels}')
         if not isinstance(num_outs, int) or num_outs < 4:
-            raise ValueError(f'num_outs is {num_outs}; accepted are 4 levels or more')
+            raise ValueError(f'num_outs must be 4 or more, got {num_outs}')
         self.in_channels = in_channels
         self.num_outs = num_outs
         half, quarter = in_channels // 2, in_channels // 4
@@ -87,9 +92,9 @@ class SimpleFeaturePyramid(BaseModule):
         """
         x = inputs[-1]
         if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f'inputs[-1] has the shape {tuple(x.shape)}; accepted is '
-                             f'(B, {self.in_channels}, h, w)')
-        outs = [conv(rescale(x)).contiguous() for rescale, conv in zip(self.rescale, self.convs)]
+            raise ValueError(f'inputs[-1] must have the shape (B, {self.in_channels}, h, w), got '
+                             f'{tuple(x.shape)}')
+        outs = [conv(rescale(x)).contiguous() for rescale, conv in zip(self.rescale, self.convs, strict=True)]
         while len(outs) < self.num_outs:
             outs.append(F.max_pool2d(outs[-1], 1, stride=2))
         return tuple(outs)

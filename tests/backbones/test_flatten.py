@@ -9,80 +9,25 @@ from torch import nn
 from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
                                 L2ViT)
 from l2vit_mm.layers import ATTENTIONS
+from l2vit_mm.checkpoint.convert import to_published
+from l2vit_mm.registry import registered_backbones
 from tests import golden
+from tests.backbones.checks import make, randomized
 
-MODELS = golden.load('flatten')
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
+MODELS = golden.load_all()
 # How the models of the published figures are built here.
-PUBLISHED = {
-    'flatten_pvt_t': (FLattenPVT, dict(arch='tiny')),
-    'flatten_pvt_t_sr8421': (FLattenPVT, dict(arch='tiny', sr_ratios=(8, 4, 2, 1))),
-    'flatten_pvt_v2_b0': (FLattenPVTv2, dict(arch='b0')),
-    'flatten_swin_t': (FLattenSwin, dict(arch='tiny')),
-    'flatten_cswin_t': (FLattenCSWin, dict(arch='tiny')),
-}
+PUBLISHED = {model: (cls, figures['backbone'])
+             for name, cls in registered_backbones().items() if name != 'l2vit'
+             for model, figures in golden.load(name).items()}
 FAMILIES = (FLattenPVT, FLattenPVTv2, FLattenSwin, FLattenCSWin, FLattenDeiT)
-# An arch of each family that runs in no time. Swin's and CSwin's tables are learnt at 32 pixels.
-SMALL = {
-    FLattenPVT: dict(channels=(8, 16), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 2),
-                     attn_types='LL', pretrain_size=32),
-    FLattenPVTv2: dict(channels=(8, 16), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 2),
-                       attn_types='LL', pretrain_size=32),
-    FLattenSwin: dict(channels=(8, 16), depths=(1, 2), num_heads=(1, 2), attn_types='LS',
-                      pretrain_size=32, window_size=3),
-    FLattenCSWin: dict(channels=(8, 16, 32), depths=(1, 2, 1), num_heads=(1, 2, 4),
-                       attn_types='LSS', split_sizes=(1, 2, 3), pretrain_size=32),
-    FLattenDeiT: dict(channels=8, depth=3, num_heads=2, pretrain_size=64),
-}
-STAGES = {FLattenCSWin: (0, 1, 2), FLattenDeiT: (1, 2)}
 
 
 def small(family, arch=(), **kwargs):
-    torch.manual_seed(0)
-    kwargs.setdefault('out_indices', STAGES.get(family, (0, 1)))
-    return family({**SMALL[family], **dict(arch)}, **kwargs)
-
-
-def randomised(model):
-    """With values for what is initialised to 0."""
-    torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if 'scale' in name or 'position' in name or name.endswith('bias'):
-            nn.init.normal_(parameter, std=0.3)
-    return model
+    return make(family, **kwargs) if not arch else family({**family.test_arch, **dict(arch)},
+                                                          **kwargs)
 
 
 by_family = pytest.mark.parametrize('family', FAMILIES, ids=lambda family: family.__name__)
-
-
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize('name', PUBLISHED)
-def test_published_values(name, dtype):
-    family, kwargs = PUBLISHED[name]
-    published = golden.state_dict(MODELS[name])
-    model = family(**kwargs, output_norm=False).eval()
-    model.load_state_dict(published, strict=True)
-    run, = MODELS[name]['runs']
-    with torch.no_grad():
-        outs = model.to(dtype)(golden.image(run).to(dtype))
-    for index, out in enumerate(outs):
-        tokens = out.flatten(2).transpose(1, 2)
-        assert golden.error(tokens, run['outputs'][f'stage{index}']) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize('name', PUBLISHED)
-def test_published_logits(name, dtype):
-    family, kwargs = PUBLISHED[name]
-    published = golden.state_dict(MODELS[name])
-    model = family(**kwargs, out_indices=(3,)).eval()
-    model.load_state_dict(published, strict=True)
-    run, = MODELS[name]['runs']
-    with torch.no_grad():
-        features, = model.to(dtype)(golden.image(run).to(dtype))
-    logits = F.linear(features.mean((2, 3)), published['head.weight'].to(dtype),
-                      published['head.bias'].to(dtype))
-    assert golden.error(logits, run['outputs']['logits']) < TOLERANCE[dtype]
 
 
 # What a published file of an arch holds, by the family's rules: name -> shape.
@@ -216,17 +161,17 @@ def test_keys_and_parameters_of_each_arch(family, arch):
     with torch.device('meta'):
         model = family(arch, out_indices=(3,))
     own = dict(model.named_parameters())
-    renamed = {family.rename_published(key): shape for key, shape in keys.items()}
+    renamed = {family.published_names.ours(key): shape for key, shape in keys.items()}
     del renamed[None]
     assert renamed.keys() == own.keys() == model.state_dict().keys()
     for name, shape in renamed.items():
         assert math.prod(shape) == own[name].numel(), name
     dropped = count({key: shape for key, shape in keys.items()
-                     if family.rename_published(key) is None})
+                     if family.published_names.ours(key) is None})
     assert sum(p.numel() for p in own.values()) + dropped == count(keys)
     # And back.
     with torch.device('meta'):
-        published = model.to_published(model.state_dict())
+        published = to_published(model, model.state_dict())
     assert {name: [*value.shape] for name, value in published.items()} == {
         name: shape for name, shape in keys.items() if not name.startswith('head.')}
 
@@ -258,89 +203,6 @@ def test_keys_and_parameters_of_deit(arch, channels, heads):
 
 
 @by_family
-def test_any_size(family):
-    arch = next(iter(family.arch_zoo))
-    model = family(arch).train()
-    for size in [(1, 1), (31, 97), (224, 224), (250, 333)]:  # to beyond that of the tables
-        image = torch.randn(1, 3, *size, requires_grad=True)
-        outs = model(image)
-        assert len(outs) == (1 if family is FLattenDeiT else 4)
-        for index, out in enumerate(outs):
-            stride = 16 if family is FLattenDeiT else 4 * 2**index
-            assert out.shape == (1, model.channels[index], -(-size[0] // stride),
-                                 -(-size[1] // stride))
-            assert out.is_contiguous() and out.isfinite().all()
-        model.zero_grad()
-        sum(out.square().mean() for out in outs).backward()
-        assert image.grad.isfinite().all() and image.grad.any()
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-@by_family
-def test_strided_input(family):
-    model = randomised(small(family)).eval()
-    buffer = torch.randn(2, 6, 45, 90)
-    view = buffer[:, ::2, :, 10:].transpose(2, 3)
-    for a, b in zip(model(view), model(view.contiguous())):
-        assert torch.equal(a, b)
-
-
-@by_family
-def test_images_of_a_batch_do_not_mix(family):
-    model = randomised(small(family)).double().eval()
-    images = torch.randn(3, 3, 40, 56, dtype=torch.float64)
-    alone = model(images[1:2])
-    for together, out in zip(model(images), alone):
-        torch.testing.assert_close(together[1:2], out)
-
-
-@by_family
-def test_training_moves_every_parameter(family):
-    model = small(family).train()
-    sum(out.square().mean() for out in model(torch.randn(2, 3, 64, 80))).backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-@by_family
-def test_checkpointing_gives_the_same_gradients(family):
-    image = torch.randn(2, 3, 40, 40)
-    grads = []
-    for with_cp in (False, True):
-        model = small(family, with_cp=with_cp).train()
-        sum(out.square().sum() for out in model(image)).backward()
-        grads.append([p.grad for p in model.parameters()])
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b)
-
-
-@by_family
-def test_frozen_stages(family):
-    model = small(family, frozen_stages=1)
-    assert model.train() is model
-    for name, parameter in model.named_parameters():
-        frozen = name.startswith(('stem.', 'stages.0.', 'stage_norms.0.'))
-        assert parameter.requires_grad != frozen, name
-    assert not model.stem.training and not model.stages[0].training and model.stages[1].training
-
-
-@by_family
-def test_get_layer_depth(family):
-    model = small(family)
-    first, second = model.depths[:2]
-    total = sum(model.depths) + 2
-    assert model.get_layer_depth('backbone.stem.proj.weight', 'backbone.') == (0, total)
-    assert model.get_layer_depth('stages.1.0.attn.core.scale') == (first + 1, total)
-    for name, _ in model.named_parameters():
-        depth, _ = model.get_layer_depth(name)
-        if name.startswith('downsamples.0'):
-            assert depth == first + 1
-        if name.startswith('stage_norms.1'):
-            assert depth == first + second
-        if name.startswith('norm'):
-            assert depth == total - 1
-
-
-@by_family
 def test_drop_path_rises_linearly(family):
     model = small(family, drop_path_rate=0.5)
     rates = [block.drop_path.drop_prob for stage in model.stages for block in stage]
@@ -350,7 +212,7 @@ def test_drop_path_rises_linearly(family):
 @by_family
 def test_initialisation(family):
     model = small(family, arch=dict(channels=64, num_heads=4) if family is FLattenDeiT else
-                  dict(channels=(32, 64, 64)[:len(SMALL[family]['channels'])]))
+                  dict(channels=(32, 64, 64)[:len(family.test_arch['channels'])]))
     block = model.stages[1][0]
     assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not block.mlp.fc1.bias.any()
@@ -373,31 +235,9 @@ def test_every_attention_in_every_family(family, attention):
     assert all(out.isfinite().all() for out in outs)
     assert all(p.grad.isfinite().all() for p in model.parameters())
     if attention != 'focused':
-        other = randomised(small(family)).eval()(torch.ones(1, 3, 40, 56))
-        own = randomised(small(family, attention=attention)).eval()(torch.ones(1, 3, 40, 56))
+        other = randomized(small(family)).eval()(torch.ones(1, 3, 40, 56))
+        own = randomized(small(family, attention=attention)).eval()(torch.ones(1, 3, 40, 56))
         assert not torch.allclose(other[-1], own[-1])
-
-
-@pytest.mark.slow
-@by_family
-def test_compiles_as_one_graph(family):
-    torch.compiler.reset()
-    model = randomised(small(family)).eval()
-    compiled = torch.compile(model, backend='eager', fullgraph=True)
-    with torch.no_grad():
-        for size in [(40, 56), (32, 72)]:
-            image = torch.randn(1, 3, *size)
-            torch.testing.assert_close(compiled(image), model(image))
-
-
-@by_family
-def test_half_precision_weights(family):
-    model = randomised(small(family)).eval()
-    image = torch.randn(1, 3, 40, 56)
-    expected = model(image)
-    for out, wide in zip(model.bfloat16()(image.bfloat16()), expected):
-        assert out.dtype == torch.bfloat16
-        assert (out.float() - wide).norm() / wide.norm() < 0.05
 
 
 # Loading
@@ -415,7 +255,7 @@ def test_published_file_loads_through_init_cfg_at_another_resolution(name, tmp_p
     state = model.state_dict()
     tables = 0
     for key, value in published.items():
-        ours = family.rename_published(key)
+        ours = family.published_names.ours(key)
         if ours is None:
             continue
         if 'positional_encoding' in key or 'pos_embed' in key:
@@ -447,7 +287,7 @@ def test_loading_misses_nothing_silently(name):
         first = next((full for full in state if full.endswith(key)), None)
         if first is not None:
             del state[first]
-            ours = family.rename_published(first)
+            ours = family.published_names.ours(first)
             with pytest.raises(RuntimeError, match=ours.replace('.', r'\.')):
                 family(**kwargs).load_state_dict(state, strict=True)
     state = golden.state_dict(MODELS[name])
@@ -471,7 +311,7 @@ def test_output_norm_is_a_layer_norm_of_the_raw_map(family):
     image = torch.randn(1, 3, 64, 48)
     raw = small(family, output_norm=False).eval()(image)
     if family is FLattenPVTv2:
-        with pytest.raises(ValueError, match='output_norm is True; accepted is False'):
+        with pytest.raises(ValueError, match='output_norm must be False.*, got True'):
             small(family, output_norm=True)
         return
     normed = small(family, output_norm=True).eval()(image)
@@ -544,12 +384,12 @@ def test_linear_windows(family):
     # A window of the pretraining map, or larger: the same keys, and up to that size the same.
     same = small(family, linear_window_size=(100,) + (None,) * (n - 1)).eval()
     assert table_of(same).shape == table_of(whole).shape == (8, 8, 8)
-    same.load_state_dict(randomised(whole).state_dict(), strict=True)
+    same.load_state_dict(randomized(whole).state_dict(), strict=True)
     for size in [(32, 32), (20, 48)]:
         image = torch.randn(1, 3, *size)
         torch.testing.assert_close(same(image), whole(image))
     # In smaller windows, the top left one doesn't see what is right of it.
-    windowed = randomised(small(family, linear_window_size=(4,) + (None,) * (n - 1),
+    windowed = randomized(small(family, linear_window_size=(4,) + (None,) * (n - 1),
                                 out_indices=(0,))).eval()
     image = torch.randn(1, 3, 48, 64)
     changed = image.clone()
@@ -577,25 +417,25 @@ def test_softmax_windows_and_stripes():
 
 
 @pytest.mark.parametrize('family, kwargs, error, message', [
-    (FLattenPVT, dict(arch='huge'), ValueError, "arch is 'huge'; accepted are tiny, small"),
-    (FLattenPVT, dict(attn_types='LXLL'), ValueError, "attn_types is 'LXLL'; accepted .* 'L' and"),
-    (FLattenPVT, dict(attn_types='LLL'), ValueError, 'one a stage .4. or one a block .8.'),
-    (FLattenPVT, dict(sr_ratios=(8, 4, 2)), ValueError, r'sr_ratios is \(8, 4, 2\); accepted are 4'),
+    (FLattenPVT, dict(arch='huge'), ValueError, "arch must be one of tiny, small.*, got 'huge'"),
+    (FLattenPVT, dict(attn_types='LXLL'), ValueError, "attn_types must be a string of 'L' and 'S', got 'LXLL'"),
+    (FLattenPVT, dict(attn_types='LLL'), ValueError, 'one per stage .4. or one per block .8.'),
+    (FLattenPVT, dict(sr_ratios=(8, 4, 2)), ValueError, r'sr_ratios must be 4 numbers.*, got \(8, 4, 2\)'),
     (FLattenPVT, dict(sr_ratios=(8, 4, 2, 0)), ValueError, 'sr_ratios'),
-    (FLattenPVT, dict(attention='cosine'), ValueError, "attention is 'cosine'; accepted are focused"),
-    (FLattenPVT, dict(kernel_size=4), ValueError, 'kernel_size is 4; accepted are odd'),
-    (FLattenPVT, dict(focusing_factor=0), ValueError, 'focusing_factor is 0'),
-    (FLattenPVT, dict(drop_path_rate=1), ValueError, 'drop_path_rate is 1'),
-    (FLattenPVT, dict(pretrain_size=0), ValueError, 'pretrain_size is 0'),
+    (FLattenPVT, dict(attention='cosine'), ValueError, "attention must be one of focused.*, got 'cosine'"),
+    (FLattenPVT, dict(kernel_size=4), ValueError, 'kernel_size must be an odd number from 1, got 4'),
+    (FLattenPVT, dict(focusing_factor=0), ValueError, 'focusing_factor must be a number over 0, got 0'),
+    (FLattenPVT, dict(drop_path_rate=1), ValueError, r'drop_path_rate must be in \[0, 1\), got 1'),
+    (FLattenPVT, dict(pretrain_size=0), ValueError, 'pretrain_size must be 1 pixel or more, got 0'),
     (FLattenPVT, dict(window_size=7), TypeError,
-     'unknown arguments window_size; accepted are arch, sr_ratios, .*attn_types.*init_cfg'),
-    (FLattenSwin, dict(window_size=0), ValueError, 'window_size is 0'),
-    (FLattenSwin, dict(linear_window_size=(56,)), ValueError, 'linear_window_size is .56,.*None'),
-    (FLattenSwin, dict(linear_window_size=56), ValueError, 'linear_window_size is 56'),
+     r"FLattenPVT.__init__\(\) got an unexpected keyword argument 'window_size'"),
+    (FLattenSwin, dict(window_size=0), ValueError, 'window_size must be 1 token or more, got 0'),
+    (FLattenSwin, dict(linear_window_size=(56,)), ValueError, 'linear_window_size must be 4 numbers.*None among them, got .56'),
+    (FLattenSwin, dict(linear_window_size=56), ValueError, 'linear_window_size must be .*, got 56'),
     (FLattenCSWin, dict(split_sizes=(1, 2)), ValueError, 'split_sizes'),
     (FLattenCSWin, dict(arch=dict(channels=(9, 9), depths=(1, 1), num_heads=(3, 3),
                                   split_sizes=(1, 1), attn_types='S'), out_indices=(0,)),
-     ValueError, r'num_heads \(3, 3\); accepted are even'),
+     ValueError, r'must have even num_heads .*, got \(3, 3\)'),
     (FLattenDeiT, dict(out_indices=(12,)), ValueError, 'out_indices'),
     (FLattenDeiT, dict(arch=dict(channels=8, depth=2)), ValueError, 'num_heads'),
 ])

@@ -5,7 +5,7 @@ from torch import nn
 
 from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
                                 L2ViT)
-from l2vit_mm.layers import TokenLayout, layout
+from l2vit_mm.layers import DenseLayout, layout
 
 hypothesis = pytest.importorskip('hypothesis')
 from hypothesis import strategies as st  # noqa: E402
@@ -192,7 +192,7 @@ def test_drop_path_drops_whole_images():
     images = [torch.randn(3, *hw, dtype=torch.float64) for hw in [(24, 40), (33, 17)]]
     batch, valid_hw = pad(images, 0.)
     stem = model(batch, valid_hw)[0][1, :, :9, :5]
-    pixels = TokenLayout(1, 33, 17)
+    pixels = DenseLayout(1, 33, 17)
     tokens, reduced = model.stem(pixels.from_map(images[1][None]), pixels)
     torch.testing.assert_close(stem, reduced.to_map(tokens, 9, 5)[0])
 
@@ -211,7 +211,7 @@ def test_a_full_batch_takes_the_dense_path(monkeypatch):
 
 
 @pytest.mark.parametrize('valid_hw, message', [
-    (torch.tensor([[24, 40]]), r'int64 of the shape \(1, 2\); accepted is .* integers, \(2, 2\)'),
+    (torch.tensor([[24, 40]]), r'integers, \(2, 2\), got torch.int64 of the shape \(1, 2\)'),
     (torch.ones(2, 2), r'valid_hw is torch.float32'),
     ([[24, 40], [24, 40]], 'valid_hw is a list'),
     (torch.tensor([[24, 40], [25, 40]]), r'\(25, 40\).*heights from 1 to 24 .* 1 to 40'),

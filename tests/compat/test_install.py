@@ -66,17 +66,17 @@ def test_operators_that_are_not_ours_are_left_alone(fake_mmcv, monkeypatch, caps
 
 def test_a_compiled_mmcv_wins(fake_mmcv, monkeypatch):
     """Even if it appears later than our finder."""
-    compat.prepare()
+    compat.supply_mmcv_ops()
     (fake_mmcv / '_ext.py').write_text('compiled = True')
     from mmcv import _ext
     assert _ext.compiled
 
 
-def test_prepare_without_mmcv_and_mmengine(monkeypatch):
+def test_without_mmcv(monkeypatch):
     monkeypatch.setattr(compat.importlib.util, 'find_spec', lambda name: None)
     monkeypatch.setattr(sys, 'meta_path', list(sys.meta_path))
     monkeypatch.setattr(compat, '_ops_finder', compat._OpsFinder())
-    compat.prepare()
+    compat.supply_mmcv_ops()
     assert compat._ops_finder not in sys.meta_path
 
 
@@ -125,8 +125,9 @@ def test_stock_tool_after_install(tmp_path):
             (tmp_path / 'mmcv' / entry.name).symlink_to(entry)
     (tmp_path / 'mmcv' / '_ext.py').write_text(cli._EXT)
     code = ('import mmdet.apis, mmcv, torch\n'
-            'from mmengine.runner import checkpoint\n'
+            'from mmengine.runner import CheckpointLoader\n'
             'import mmdet.structures.mask.structures as masks\n'
             'out = masks.roi_align(torch.ones(1, 1, 4, 4), torch.tensor([[0., 0, 0, 4, 4]]), 2)\n'
-            'print(mmcv._ext.__file__, out.sum().item(), checkpoint.load_url.__module__)')
-    assert run_python(code, tmp_path) == f'{tmp_path}/mmcv/_ext.py 4.0 l2vit_mm.compat.checkpoint'
+            'print(mmcv._ext.__file__, out.sum().item(),\n'
+            '      CheckpointLoader._get_checkpoint_loader("x.pth").__module__)')
+    assert run_python(code, tmp_path) == f'{tmp_path}/mmcv/_ext.py 4.0 l2vit_mm.compat.mmengine'

@@ -10,7 +10,7 @@ import torchvision
 from l2vit_mm import compat
 
 pytest.importorskip('mmcv')
-compat.prepare()
+compat.supply_mmcv_ops()
 
 from mmcv import ops  # noqa: E402
 from mmcv.ops import multi_scale_deform_attn as msda  # noqa: E402

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS, DefaultScope
 from modelindex.load_model_index import load as load_index  # as mmpretrain reads it
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
-from l2vit_mm.backbones import zoo
+from l2vit_mm.registry import find_model, list_models
 
 ROOT = Path(__file__).resolve().parents[2]
 METAFILES = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
@@ -19,7 +19,7 @@ CONTENTS = {name: yaml.safe_load((ROOT / name).read_text()) for name in METAFILE
 ENTRIES = [entry for content in CONTENTS.values() for entry in content['Models']]
 PUBLISHED = [entry for entry in ENTRIES if 'Weights' in entry]
 HEADER = '| model | parameters (M) | ImageNet-1K top-1 | published weights | config |'
-ARCHS = {(family.__name__, arch): name for name, (family, arch) in zoo.MODELS.items()}
+ARCHS = {(cls.__name__, arch): name for name in list_models() for cls, arch in [find_model(name)]}
 # Ends the name of a file that comes from ImageNet-22K, where its config trains without.
 FROM_22K = '_in22k-pre'
 

@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import l2vit_mm  # noqa: F401  (before any toolbox)
 from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
                                 L2ViT)
-from l2vit_mm.engine import launch
-from l2vit_mm.engine.fsdp import ShardedStrategy
+from l2vit_mm.apis.config import load_config
+from l2vit_mm.engine.strategies import ShardedStrategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 cuda = [pytest.mark.cuda,
@@ -160,7 +160,7 @@ def batch_norms(model):
 def test_sync_bn_is_one_line(option):
     config = str(CONFIGS / 'mask_rcnn_l2vit_t_coco.py')
     value = 'torch' if option == 'sync_bn' else 'SyncBN'
-    cfg = launch.load_config(Namespace(
+    cfg = load_config(Namespace(
         config=config, cfg_options={option: value}, launcher='none', work_dir=None))
     with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
         model = MODELS.build(cfg.model)

@@ -136,7 +136,7 @@ def test_what_the_user_sets_holds():
 def test_bad_settings():
     model = build_model('mask_rcnn_l2vit_t_coco.py')
     for rate in (0., 1.1):
-        with pytest.raises(ValueError, match=f'layer_decay_rate is {rate}; accepted is 0 < rate'):
+        with pytest.raises(ValueError, match=rf'layer_decay_rate must be in \(0, 1\], got {rate}'):
             wrapper(model, layer_decay_rate=rate)
     for missing in ('lr', 'weight_decay'):
         with pytest.raises(ValueError, match=f'optimizer has no {missing}'):

@@ -11,11 +11,11 @@ from mmengine.runner.checkpoint import _load_checkpoint, _load_checkpoint_to_mod
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
 from l2vit_mm.backbones import FLattenPVTv2, L2ViT
-from l2vit_mm.engine.strict_load import StrictLoadHook
+from l2vit_mm.engine.hooks import StrictLoadHook
 from tests import golden
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-GOLDEN = {**golden.load('l2vit'), **golden.load('flatten')}
+GOLDEN = golden.load_all()
 # Model of the published figures: config, and what it sets otherwise.
 CASES = {
     'l2vit_t_cls': ('l2vit_t_imagenet.py', {}),
@@ -81,7 +81,7 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     torch.save({'model': published}, tmp_path / 'misfit.pth')
     with pytest.raises(RuntimeError, match=r'fit ImageClassifier: its backbone looks like '
                        r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
-                       r'\.bias; unknown: backbone\.stages\.0\.0\.attn\.table; of another shape: '
+                       r'\.bias; unexpected: backbone\.stages\.0\.0\.attn\.table; of another shape: '
                        r'backbone\.stages\.0\.0\.attn_norm\.weight'):
         load(classifier('flatten_pvt_v2_b0'), tmp_path / 'misfit.pth')
 
@@ -150,15 +150,15 @@ def test_what_does_not_fit_a_detector():
     state = random_detector(L2ViT('pico')).state_dict()
     state['rpn.weight'] = state.pop('neck.weight')
     with pytest.raises(RuntimeError, match=r'the checkpoint does not fit Detector: missing: '
-                       r'neck\.weight; unknown: rpn\.weight$'):
+                       r'neck\.weight; unexpected: rpn\.weight$'):
         loaded(Detector(L2ViT('pico')), state, resume=True)
     other = random_detector(FLattenPVTv2('b0')).state_dict()
-    with pytest.raises(RuntimeError, match='its backbone looks like FLattenPVTv2 b0; missing: '):
+    with pytest.raises(RuntimeError, match='its backbone looks like flatten-pvt-v2-b0; missing: '):
         loaded(Detector(L2ViT('pico')), other)
     with pytest.raises(RuntimeError, match=r'fit Detector: a backbone alone is for '
                        r'model\.backbone\.init_cfg; missing: bbox_head\.bias'):
         loaded(Detector(L2ViT('pico')), L2ViT('pico').state_dict())
-    with pytest.raises(RuntimeError, match='a backbone alone is for .*unknown: head.fc.bias'):
+    with pytest.raises(RuntimeError, match='a backbone alone is for .*unexpected: head.fc.bias'):
         loaded(Detector(FLattenPVTv2('b0')), golden.state_dict(GOLDEN['flatten_pvt_v2_b0']))
     # A backbone that isn't ours.
     with pytest.raises(RuntimeError, match='missing: backbone.bias'):
@@ -177,5 +177,5 @@ def test_other_classes_are_asked_for():
     assert torch.equal(found['neck.weight'], state['neck.weight'])
     with pytest.raises(RuntimeError, match='of another shape'):
         loaded(model, state, resume=True, initial=['bbox_head.'])
-    with pytest.raises(TypeError, match="initial is 'bbox_head.'; accepted is a sequence"):
+    with pytest.raises(TypeError, match="initial must be a sequence of strings, got 'bbox_head.'"):
         StrictLoadHook(initial='bbox_head.')

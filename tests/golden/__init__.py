@@ -14,8 +14,19 @@ from torch import Tensor
 
 
 def load(name: str) -> dict:
-    """The figures of one family: model name -> params, keys (name -> shape) and runs."""
-    return json.loads((Path(__file__).parent / f'{name}.json').read_text())
+    """The figures of one registered backbone, none if there is no file.
+
+    Returns:
+        dict: model name -> backbone (arguments of ours), params, keys (name -> shape) and runs.
+    """
+    file = Path(__file__).parent / f'{name}.json'
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def load_all() -> dict:
+    """The figures of all backbones."""
+    return {model: figures for file in sorted(Path(__file__).parent.glob('*.json'))
+            for model, figures in load(file.stem).items()}
 
 
 def _normal(key: str, shape: list[int]) -> np.ndarray:

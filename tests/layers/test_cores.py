@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from l2vit_mm.layers import ATTENTIONS, TokenLayout, build_attention
+from l2vit_mm.layers import ATTENTIONS, DenseLayout, build_attention
 
 BATCH, HEADS, DIM = 2, 3, 4
 CHANNELS = HEADS * DIM
@@ -72,7 +72,7 @@ def random_core(attention, key_size=SIZE):
 @pytest.mark.parametrize('attention', ATTENTIONS)
 def test_against_the_formula(attention):
     core = random_core(attention)
-    layout = TokenLayout(BATCH, *SIZE)
+    layout = DenseLayout(BATCH, *SIZE)
     q, k, v = torch.randn(3, BATCH, *SIZE, CHANNELS, dtype=torch.float64)
     out = core(q, k, v, layout, layout)
     assert out.shape == q.shape
@@ -86,7 +86,7 @@ def test_against_the_formula(attention):
 def test_keys_of_a_smaller_map(attention):
     key_size = (2, 3)
     core = random_core(attention, key_size)
-    layout, key_layout = TokenLayout(BATCH, *SIZE), TokenLayout(BATCH, *key_size)
+    layout, key_layout = DenseLayout(BATCH, *SIZE), DenseLayout(BATCH, *key_size)
     q = torch.randn(BATCH, *SIZE, CHANNELS, dtype=torch.float64)
     k, v = torch.randn(2, BATCH, *key_size, CHANNELS, dtype=torch.float64)
     # Linear interpolation of 6 values to 15 along the sequence, half-pixel.
@@ -105,7 +105,7 @@ def test_keys_of_a_smaller_map(attention):
 @pytest.mark.parametrize('attention', ATTENTIONS)
 def test_strided_queries_keys_and_values(attention):
     core = random_core(attention)
-    layout = TokenLayout(BATCH, *SIZE)
+    layout = DenseLayout(BATCH, *SIZE)
     qkv = torch.randn(BATCH, *SIZE, 3 * CHANNELS, dtype=torch.float64)
     views = qkv.chunk(3, -1)
     copies = [view.contiguous() for view in views]
@@ -117,7 +117,7 @@ def test_strided_queries_keys_and_values(attention):
 def test_half_precision_over_many_tokens(attention):
     """Sums over 30,000 keys of magnitude 50 fit into float16's 65504 only when divided first."""
     core = build_attention(attention, 32, 1, (8, 8))
-    layout = TokenLayout(1, 150, 200)
+    layout = DenseLayout(1, 150, 200)
     torch.manual_seed(0)
     q, k, v = 50 * torch.randn(3, 1, layout.height, layout.width, 32)
     wide = core(q, k, v, layout, layout)
@@ -128,7 +128,7 @@ def test_half_precision_over_many_tokens(attention):
 
 def test_focusing_factor():
     core = build_attention('focused', CHANNELS, HEADS, SIZE, focusing_factor=2).double()
-    layout = TokenLayout(1, *SIZE)
+    layout = DenseLayout(1, *SIZE)
     q, k, v = torch.randn(3, 1, *SIZE, CHANNELS, dtype=torch.float64)
     out = core(q, k, v, layout, layout) - core.dwc(v, layout, layout)
     maps = [focused(x.flatten(1, 2)[0], core.scale, 2) for x in (q, k)]
@@ -137,7 +137,7 @@ def test_focusing_factor():
 
 
 @pytest.mark.parametrize('kwargs, message', [
-    (dict(attention='cosine'), "attention is 'cosine'; accepted are focused, hydra"),
+    (dict(attention='cosine'), "attention must be one of focused, hydra.*, got 'cosine'"),
     (dict(kernel_size=0), 'kernel_size is 0'),
     (dict(kernel_size=2.5), 'kernel_size is 2.5'),
     (dict(focusing_factor=-1), 'focusing_factor is -1'),

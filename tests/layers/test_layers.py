@@ -3,12 +3,12 @@ from torch import nn
 
 from l2vit_mm.layers import (MLP, DropPath, PatchEmbedding, PositionTable, SelfAttention,
                              ShiftedWindowAttention, SoftmaxAttention, SpatialReductionAttention,
-                             TokenLayout, Window)
+                             DenseLayout, Window)
 
 
 def test_drop_path_drops_whole_images_and_keeps_the_mean():
     torch.manual_seed(0)
-    layout = TokenLayout(2000, 2, 3)
+    layout = DenseLayout(2000, 2, 3)
     out = DropPath(0.25).train()(torch.ones(2000, 2, 3, 4), layout)
     images = out.flatten(1)
     assert torch.equal(images.amin(1), images.amax(1))
@@ -21,7 +21,7 @@ def test_window_attention_against_its_formula():
     torch.manual_seed(0)
     attention = SelfAttention(8, SoftmaxAttention(2), Window(3, 3)).double()
     x = torch.randn(1, 4, 5, 8, dtype=torch.float64)
-    out = attention(x, TokenLayout(1, 4, 5))
+    out = attention(x, DenseLayout(1, 4, 5))
     padded = nn.functional.pad(x, (0, 0, 0, 1, 0, 2))
     expected = torch.zeros_like(padded)
     for top in (0, 3):
@@ -43,7 +43,7 @@ def test_shifted_windows_against_their_formula():
     nn.init.normal_(attention.bias.table)
     height, width, window = 6, 11, 4
     x = torch.randn(2, height, width, 8, dtype=torch.float64)
-    out = attention(x, TokenLayout(2, height, width))
+    out = attention(x, DenseLayout(2, height, width))
     padded = nn.functional.pad(x, (0, 0, 0, 1, 0, 2))[1]  # 8 x 12
     q, k, v = attention.qkv(padded).split(8, -1)
     # Without rolling: what a token at (y, x) attends to are the tokens of its window on a grid that
@@ -69,16 +69,16 @@ def test_window_is_not_shifted_along_an_axis_that_it_fills():
     plain = ShiftedWindowAttention(8, 2, 4, shift=False)
     plain.load_state_dict(shifted.state_dict())
     x = torch.randn(1, 4, 3, 8)
-    assert torch.equal(shifted(x, TokenLayout(1, 4, 3)), plain(x, TokenLayout(1, 4, 3)))
+    assert torch.equal(shifted(x, DenseLayout(1, 4, 3)), plain(x, DenseLayout(1, 4, 3)))
     x = torch.randn(1, 4, 8, 8)
-    assert not torch.allclose(shifted(x, TokenLayout(1, 4, 8)), plain(x, TokenLayout(1, 4, 8)))
+    assert not torch.allclose(shifted(x, DenseLayout(1, 4, 8)), plain(x, DenseLayout(1, 4, 8)))
 
 
 def test_spatial_reduction_against_its_formula():
     torch.manual_seed(0)
     attention = SpatialReductionAttention(8, SoftmaxAttention(1), 2).double()
     x = torch.randn(1, 3, 5, 8, dtype=torch.float64)
-    out = attention(x, TokenLayout(1, 3, 5))
+    out = attention(x, DenseLayout(1, 3, 5))
     padded = nn.functional.pad(x, (0, 0, 0, 1, 0, 1))[0]
     conv, keys = attention.reduction, []
     for y in range(2):
@@ -95,7 +95,7 @@ def test_mlp_with_a_convolution():
     mlp = MLP(4, 2, depthwise=True).double()
     x = torch.randn(1, 3, 5, 4, dtype=torch.float64)
     hidden = mlp.dwconv(mlp.fc1(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-    torch.testing.assert_close(mlp(x, TokenLayout(1, 3, 5)), mlp.fc2(nn.functional.gelu(hidden)))
+    torch.testing.assert_close(mlp(x, DenseLayout(1, 3, 5)), mlp.fc2(nn.functional.gelu(hidden)))
     assert mlp.dwconv.groups == 8
 
 
@@ -104,8 +104,8 @@ def test_patch_embedding():
     nn.init.normal_(position.table)
     embedding = PatchEmbedding(3, 6, 4, 4, position=position)
     image = torch.randn(2, 3, 5, 9)
-    layout = TokenLayout(2, 5, 9)
+    layout = DenseLayout(2, 5, 9)
     tokens, layout = embedding(layout.from_map(image), layout)
-    assert layout == TokenLayout(2, 2, 3)
+    assert layout == DenseLayout(2, 2, 3)
     patches = embedding.proj(nn.functional.pad(image, (0, 3, 0, 3)))
     torch.testing.assert_close(tokens, embedding.norm(patches.permute(0, 2, 3, 1)) + position.table)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from l2vit_mm.layers import PackedLayout, TokenLayout, Window, layout
+from l2vit_mm.layers import PackedLayout, DenseLayout, Window, layout
 
 
 @pytest.fixture
@@ -9,7 +9,7 @@ def tokens():
     return torch.randn(2, 5, 7, 3)
 
 
-LAYOUT = TokenLayout(2, 5, 7)
+LAYOUT = DenseLayout(2, 5, 7)
 
 
 def test_maps_are_views(tokens):
@@ -94,7 +94,7 @@ def test_windows_round_trip_with_padding(tokens, window, shift):
     window = Window(*window, shift=shift)
     windows, layout = LAYOUT.to_windows(tokens, window)
     rows, columns = -(-5 // h), -(-7 // w)
-    assert layout == TokenLayout(2 * rows * columns, h, w)
+    assert layout == DenseLayout(2 * rows * columns, h, w)
     assert windows.shape == (2 * rows * columns, h, w, 3)
     assert torch.equal(LAYOUT.from_windows(windows, window), tokens)
     # Row by row, image by image; what is beyond the map is zero. A shift moves all to the left and
@@ -111,9 +111,9 @@ def test_windows_round_trip_with_padding(tokens, window, shift):
 
 def test_windows_clipped_to_the_map(tokens):
     windows, layout = LAYOUT.to_windows(tokens, Window(6, 4, clip=True))
-    assert layout == TokenLayout(4, 5, 4)
+    assert layout == DenseLayout(4, 5, 4)
     assert torch.equal(LAYOUT.from_windows(windows, Window(6, 4, clip=True)), tokens)
-    assert LAYOUT.to_windows(tokens, Window(6, 4))[1] == TokenLayout(4, 6, 4)
+    assert LAYOUT.to_windows(tokens, Window(6, 4))[1] == DenseLayout(4, 6, 4)
 
 
 def test_parts_of_shifted_windows():

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from l2vit_mm.layers import PositionTable, RelativePositionBias, TokenLayout
+from l2vit_mm.layers import PositionTable, RelativePositionBias, DenseLayout
 from l2vit_mm.layers import position as module
 
 
@@ -28,7 +28,7 @@ def resizes(monkeypatch):
 
 
 def test_at_its_own_size_it_is_the_table_itself(table):
-    assert table(TokenLayout(3, 4, 5)) is table.table
+    assert table(DenseLayout(3, 4, 5)) is table.table
 
 
 @pytest.mark.parametrize('mode', ['bicubic', 'bilinear'])
@@ -37,30 +37,30 @@ def test_resized(table, size, mode):
     table.mode = mode
     expected = F.interpolate(table.table.permute(2, 0, 1)[None], size, mode=mode,
                              align_corners=False)
-    out = table(TokenLayout(1, *size))
+    out = table(DenseLayout(1, *size))
     torch.testing.assert_close(out, expected[0].permute(1, 2, 0))
     assert out.is_contiguous()
 
 
 def test_a_size_is_resized_once(table, resizes):
     with torch.no_grad():
-        first = table(TokenLayout(1, 7, 3))
-        assert table(TokenLayout(2, 7, 3)) is first
-        table(TokenLayout(1, 3, 7))
+        first = table(DenseLayout(1, 7, 3))
+        assert table(DenseLayout(2, 7, 3)) is first
+        table(DenseLayout(1, 3, 7))
         assert resizes == [(7, 3), (3, 7)]
         for width in range(10, 20):
-            table(TokenLayout(1, 2, width))
+            table(DenseLayout(1, 2, width))
         assert len(table._kept) == module._KEPT_SIZES  # memory has an end
 
 
 def test_a_gradient_reaches_the_table(table):
     with torch.no_grad():
-        table(TokenLayout(1, 7, 3))
-    table(TokenLayout(1, 7, 3)).sum().backward()
+        table(DenseLayout(1, 7, 3))
+    table(DenseLayout(1, 7, 3)).sum().backward()
     assert table.table.grad.any()
     table.train()
     with torch.no_grad():
-        table(TokenLayout(1, 7, 3))
+        table(DenseLayout(1, 7, 3))
     assert not table._kept
 
 
@@ -71,27 +71,27 @@ def test_a_gradient_reaches_the_table(table):
 ], ids=['load', 'ema', 'in place'])
 def test_changed_weights_are_seen(table, change):
     with torch.no_grad():
-        table(TokenLayout(1, 7, 3))
+        table(DenseLayout(1, 7, 3))
         change(table)
-        torch.testing.assert_close(table(TokenLayout(1, 7, 3)),
+        torch.testing.assert_close(table(DenseLayout(1, 7, 3)),
                                    torch.ones(7, 3, 6, dtype=torch.float64))
 
 
 def test_other_types(table):
     with torch.no_grad():
-        table(TokenLayout(1, 7, 3))
-        assert table.float()(TokenLayout(1, 7, 3)).dtype == torch.float32
+        table(DenseLayout(1, 7, 3))
+        assert table.float()(DenseLayout(1, 7, 3)).dtype == torch.float32
 
 
 def test_inference_mode(table):
     with torch.inference_mode():
-        table(TokenLayout(1, 7, 3))
+        table(DenseLayout(1, 7, 3))
     table.requires_grad_(False)
     x = torch.ones(7, 3, 6, dtype=torch.float64, requires_grad=True)
-    (x * table(TokenLayout(1, 7, 3))).sum().backward()  # raises for what inference mode made
+    (x * table(DenseLayout(1, 7, 3))).sum().backward()  # raises for what inference mode made
     with torch.inference_mode():
         frozen = PositionTable(2, (2, 2)).eval()
-        assert frozen(TokenLayout(1, 3, 3)).shape == (3, 3, 2)
+        assert frozen(DenseLayout(1, 3, 3)).shape == (3, 3, 2)
 
 
 def test_tables_of_windows_that_are_no_squares_load():

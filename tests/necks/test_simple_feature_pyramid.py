@@ -65,10 +65,10 @@ def test_initialisation():
 
 
 @pytest.mark.parametrize('kwargs, message', [
-    (dict(in_channels=6), 'in_channels is 6; accepted are positive multiples of 4'),
-    (dict(in_channels=8, out_channels=0), 'out_channels is 0; accepted are 1 or more'),
-    (dict(in_channels=8, num_outs=4.5), 'num_outs is 4.5; accepted'),
-    (dict(in_channels=8, num_outs=3), 'num_outs is 3; accepted are 4 levels or more'),
+    (dict(in_channels=6), 'in_channels must be a positive multiple of 4, got 6'),
+    (dict(in_channels=8, out_channels=0), 'out_channels must be 1 or more, got 0'),
+    (dict(in_channels=8, num_outs=4.5), 'num_outs must be .*, got 4.5'),
+    (dict(in_channels=8, num_outs=3), 'num_outs must be 4 or more, got 3'),
 ])
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
@@ -76,7 +76,7 @@ def test_bad_arguments(kwargs, message):
 
 
 def test_bad_map():
-    with pytest.raises(ValueError, match=r'inputs\[-1\] has the shape .*accepted is \(B, 8, h, w\)'):
+    with pytest.raises(ValueError, match=r'inputs\[-1\] must have the shape \(B, 8, h, w\), got'):
         SimpleFeaturePyramid(8)((torch.zeros(1, 4, 2, 2),))
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from l2vit_mm.ops import extension, linear_attention, reference
+from l2vit_mm.ops import extension, linear_attention
+from l2vit_mm.ops.linear_attention import reference
 
 LAYOUTS = ('dense', 'packed', 'padded')
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -1,11 +1,11 @@
-"""Wrong arguments are errors that name the argument, its value and what is accepted."""
+"""Wrong arguments are errors of the form "NAME must be WHAT, got VALUE"."""
 import re
 
 import pytest
 import torch
 from op_testing import needs_extension, needs_gpu
 
-from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkv
+from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkvpacked
 
 
 def tensor(*shape, dtype=torch.float32):
@@ -26,108 +26,127 @@ PACKED = {'q': tensor(9, 3, 4), 'k': tensor(9, 3, 4), 'v': tensor(9, 3, 4),
 PADDED = {'q': tensor(2, 4, 5, 3, 4), 'k': tensor(2, 4, 5, 3, 4), 'v': tensor(2, 4, 5, 3, 4),
           'valid_hw': ints([4, 5], [1, 2])}
 
+HW = 'valid_hw must be at most 4 x 5, the size of the map, and not negative, got '
 ATTENTION = [
     # changed arguments, kind of error, what it says
-    (DENSE, {'q': [1.]}, TypeError, 'q is a list; accepted is a tensor'),
-    (DENSE, {'k': None}, TypeError, 'k is a NoneType; accepted is a tensor'),
+    (DENSE, {'q': [1.]}, TypeError, 'q must be a tensor, got list'),
+    (DENSE, {'k': None}, TypeError, 'k must be a tensor, got NoneType'),
     (DENSE, {'q': tensor(2, 5, 3, 4, dtype=torch.int64)}, TypeError,
-     'q is torch.int64; accepted are float64, float32, float16, bfloat16'),
+     'q must be float64, float32, float16 or bfloat16, got torch.int64'),
     (DENSE, {'v': tensor(2, 7, 3, 6, dtype=torch.complex64)}, TypeError,
-     'v is torch.complex64; accepted are float64'),
+     'v must be float64, float32, float16 or bfloat16, got torch.complex64'),
     (DENSE, {'q': tensor(2, 5, 3, 4).to_sparse()}, TypeError,
-     'q is torch.sparse_coo; accepted is an ordinary'),
+     'q must be a strided tensor, got torch.sparse_coo'),
     (DENSE, {'k': tensor(2, 7, 3, 4, dtype=torch.float64)}, TypeError,
-     'k is torch.float64; accepted is torch.float32, as q'),
+     'k must be torch.float32 like q, got torch.float64'),
     (DENSE, {'v': tensor(2, 7, 3, 6, dtype=torch.float16)}, TypeError,
-     'v is torch.float16; accepted is torch.float32, as q'),
-    (DENSE, {'k': meta(2, 7, 3, 4)}, ValueError, 'k is on meta; accepted is cpu, where q is'),
-    (DENSE, {'v': meta(2, 7, 3, 6)}, ValueError, 'v is on meta; accepted is cpu, where q is'),
+     'v must be torch.float32 like q, got torch.float16'),
+    (DENSE, {'k': meta(2, 7, 3, 4)}, ValueError, 'k must be on cpu like q, got meta'),
+    (DENSE, {'v': meta(2, 7, 3, 6)}, ValueError, 'v must be on cpu like q, got meta'),
     # shapes
     (DENSE, {'q': tensor(5, 3, 4)}, ValueError,
-     'q has the shape (5, 3, 4); accepted is (B, N, H, D) for the dense layout'),
+     'q must have shape (B, N, H, D) in the dense layout, got (5, 3, 4)'),
     (DENSE, {'q': tensor(2, 5, 3, 0)}, ValueError,
-     'q has the shape (2, 5, 3, 0); accepted are 1 head or more of 1 channel or more'),
-    (DENSE, {'q': tensor(2, 5, 0, 4)}, ValueError, 'q has the shape (2, 5, 0, 4)'),
+     'q must have 1 or more heads of 1 or more channels, got shape (2, 5, 3, 0)'),
+    (DENSE, {'q': tensor(2, 5, 0, 4)}, ValueError,
+     'q must have 1 or more heads of 1 or more channels, got shape (2, 5, 0, 4)'),
     (DENSE, {'k': tensor(2, 7, 3, 5)}, ValueError,
-     'k has the shape (2, 7, 3, 5); accepted is one with the heads and channels of q'),
-    (DENSE, {'k': tensor(2, 7, 2, 4)}, ValueError, 'k has the shape (2, 7, 2, 4); accepted is one'),
-    (DENSE, {'k': tensor(7, 3, 4)}, ValueError, 'k has the shape (7, 3, 4); accepted is one'),
+     'k must have the heads and channels of q, (2, 5, 3, 4), got shape (2, 7, 3, 5)'),
+    (DENSE, {'k': tensor(2, 7, 2, 4)}, ValueError,
+     'k must have the heads and channels of q, (2, 5, 3, 4), got shape (2, 7, 2, 4)'),
+    (DENSE, {'k': tensor(7, 3, 4)}, ValueError,
+     'k must have the heads and channels of q, (2, 5, 3, 4), got shape (7, 3, 4)'),
     (DENSE, {'k': tensor(1, 7, 3, 4)}, ValueError,
-     'k has the shape (1, 7, 3, 4); accepted is (2,) in front, as in q (2, 5, 3, 4)'),
+     'k must start with (2,) like q (2, 5, 3, 4), got shape (1, 7, 3, 4)'),
     (DENSE, {'v': tensor(2, 6, 3, 6)}, ValueError,
-     'v has the shape (2, 6, 3, 6); accepted is (2, 7, 3) in front, as in k (2, 7, 3, 4)'),
-    (DENSE, {'v': tensor(2, 7, 3)}, ValueError, 'v has the shape (2, 7, 3); accepted is (2, 7, 3)'),
+     'v must start with (2, 7, 3) like k (2, 7, 3, 4), got shape (2, 6, 3, 6)'),
+    (DENSE, {'v': tensor(2, 7, 3)}, ValueError, 'v must start with (2, 7, 3) like k'),
     (DENSE, {'v': tensor(2, 7, 3, 0)}, ValueError,
-     'v has the shape (2, 7, 3, 0); accepted is 1 channel or more'),
+     'v must have 1 or more channels, got shape (2, 7, 3, 0)'),
     (PACKED, {'q': tensor(1, 9, 3, 4)}, ValueError,
-     'q has the shape (1, 9, 3, 4); accepted is (T, H, D) for the packed (cu_seqlens) layout'),
+     'q must have shape (T, H, D) in the packed (cu_seqlens) layout, got (1, 9, 3, 4)'),
     (PACKED, {'v': tensor(8, 3, 4)}, ValueError,
-     'v has the shape (8, 3, 4); accepted is (9, 3) in front, as in k (9, 3, 4)'),
-    (PADDED, {'q': tensor(2, 20, 3, 4)}, ValueError, 'q has the shape (2, 20, 3, 4); accepted is '
-     '(B, Hmax, Wmax, H, D) for the padded maps (valid_hw) layout'),
+     'v must start with (9, 3) like k (9, 3, 4), got shape (8, 3, 4)'),
+    (PADDED, {'q': tensor(2, 20, 3, 4)}, ValueError, 
+     'q must have shape (B, Hmax, Wmax, H, D) in the padded map (valid_hw) layout, '
+     'got (2, 20, 3, 4)'),
     (PADDED, {'k': tensor(2, 5, 4, 3, 4)}, ValueError,
-     'k has the shape (2, 5, 4, 3, 4); accepted is (2, 4, 5) in front'),
+     'k must start with (2, 4, 5) like q (2, 4, 5, 3, 4), got shape (2, 5, 4, 3, 4)'),
     # options
     (DENSE, {'feature_map': 'elu'}, ValueError,
-     "feature_map is 'elu'; accepted are 'relu', 'identity'"),
-    (DENSE, {'normalizer': None}, ValueError, "normalizer is None; accepted are 'clamp', 'mean'"),
+     "feature_map must be one of 'relu', 'identity', got 'elu'"),
+    (DENSE, {'normalizer': None}, ValueError,
+     "normalizer must be one of 'clamp', 'mean', got None"),
     (DENSE, {'backend': 'cuda'}, ValueError,
-     "backend is 'cuda'; accepted are 'auto', 'compiled', 'reference'"),
-    (DENSE, {'denom_min': 0}, ValueError, 'denom_min is 0; accepted are finite numbers over 0'),
-    (DENSE, {'denom_min': -1.}, ValueError, 'denom_min is -1.0; accepted are finite'),
-    (DENSE, {'denom_min': float('nan')}, ValueError, 'denom_min is nan; accepted are finite'),
-    (DENSE, {'eps': float('inf')}, ValueError, 'eps is inf; accepted are finite'),
-    (DENSE, {'eps': '1'}, TypeError, 'eps is a str; accepted is a number'),
-    (DENSE, {'denom_min': tensor(1)}, TypeError, 'denom_min is a Tensor; accepted is a number'),
-    (DENSE, {'denom_min': True}, TypeError, 'denom_min is a bool; accepted is a number'),
+     "backend must be one of 'auto', 'compiled', 'reference', got 'cuda'"),
+    (DENSE, {'denom_min': 0}, ValueError, 'denom_min must be a finite positive number, got 0'),
+    (DENSE, {'denom_min': -1.}, ValueError, 'denom_min must be a finite positive number, got -1.0'),
+    (DENSE, {'denom_min': float('nan')}, ValueError,
+     'denom_min must be a finite positive number, got nan'),
+    (DENSE, {'eps': float('inf')}, ValueError, 'eps must be a finite positive number, got inf'),
+    (DENSE, {'eps': '1'}, TypeError, 'eps must be a number, got str'),
+    (DENSE, {'denom_min': tensor(1)}, TypeError, 'denom_min must be a number, got Tensor'),
+    (DENSE, {'denom_min': True}, TypeError, 'denom_min must be a number, got bool'),
     (DENSE, {'scale': 'big'}, TypeError,
-     'scale is a str; accepted are a number, a tensor of one number a head, and None'),
-    (DENSE, {'scale': True}, TypeError, 'scale is a bool; accepted are a number'),
+     'scale must be a number, a tensor of one number per head, or None, got str'),
+    (DENSE, {'scale': True}, TypeError,
+     'scale must be a number, a tensor of one number per head, or None, got bool'),
     (DENSE, {'scale': tensor(4)}, ValueError,
-     'scale has the shape (4,); accepted is (3,), one number a head'),
-    (DENSE, {'scale': tensor(3, 1, 1)}, ValueError, 'scale has the shape (3, 1, 1)'),
-    (DENSE, {'scale': tensor()}, ValueError, 'scale has the shape ()'),
-    (DENSE, {'scale': tensor(3, dtype=torch.int64)}, TypeError, 'scale is torch.int64; accepted'),
-    (DENSE, {'scale': meta(3)}, ValueError, 'scale is on meta; accepted is cpu'),
+     'scale must have shape (3,), one number per head, got (4,)'),
+    (DENSE, {'scale': tensor(3, 1, 1)}, ValueError,
+     'scale must have shape (3,), one number per head, got (3, 1, 1)'),
+    (DENSE, {'scale': tensor()}, ValueError,
+     'scale must have shape (3,), one number per head, got ()'),
+    (DENSE, {'scale': tensor(3, dtype=torch.int64)}, TypeError,
+     'scale must be float64, float32, float16 or bfloat16, got torch.int64'),
+    (DENSE, {'scale': meta(3)}, ValueError, 'scale must be on cpu like the input, got meta'),
     # where the images are
-    (PACKED, {'valid_hw': ints([3, 3])}, ValueError, 'cu_seqlens and valid_hw are both given'),
-    (DENSE, {'cu_seqlens_k': ints(0, 7)}, ValueError, 'cu_seqlens_k is given without cu_seqlens'),
-    (PACKED, {'cu_seqlens': [0, 9]}, TypeError, 'cu_seqlens is a list; accepted is a tensor'),
+    (PACKED, {'valid_hw': ints([3, 3])}, ValueError,
+     'valid_hw must be None with cu_seqlens, got both'),
+    (DENSE, {'cu_seqlens_k': ints(0, 7)}, ValueError,
+     'cu_seqlens_k must be None without cu_seqlens, got a tensor'),
+    (PACKED, {'cu_seqlens': [0, 9]}, TypeError, 'cu_seqlens must be a tensor, got list'),
     (PACKED, {'cu_seqlens': tensor(3)}, TypeError,
-     'cu_seqlens is torch.float32; accepted are int32 and int64'),
-    (PACKED, {'cu_seqlens': ints(0, 9, dtype=torch.int16)}, TypeError, 'cu_seqlens is torch.int16'),
-    (PACKED, {'cu_seqlens': meta(3).int()}, ValueError, 'cu_seqlens is on meta; accepted is cpu'),
+     'cu_seqlens must be int32 or int64, got torch.float32'),
+    (PACKED, {'cu_seqlens': ints(0, 9, dtype=torch.int16)}, TypeError,
+     'cu_seqlens must be int32 or int64, got torch.int16'),
+    (PACKED, {'cu_seqlens': meta(3).int()}, ValueError,
+     'cu_seqlens must be on cpu like the input, got meta'),
     (PACKED, {'cu_seqlens': ints()}, ValueError,
-     'cu_seqlens has the shape (0,); accepted is (B + 1,)'),
-    (PACKED, {'cu_seqlens': ints([0, 9])}, ValueError, 'cu_seqlens has the shape (1, 2)'),
-    (PACKED, {'cu_seqlens': ints(1, 9)}, ValueError, 'cu_seqlens begins with 1; accepted is 0'),
-    (PACKED, {'cu_seqlens': ints(-1, 9)}, ValueError, 'cu_seqlens begins with -1; accepted is 0'),
+     'cu_seqlens must have shape (B + 1,), got (0,)'),
+    (PACKED, {'cu_seqlens': ints([0, 9])}, ValueError,
+     'cu_seqlens must have shape (B + 1,), got (1, 2)'),
+    (PACKED, {'cu_seqlens': ints(1, 9)}, ValueError, 'cu_seqlens must start with 0, got 1'),
+    (PACKED, {'cu_seqlens': ints(-1, 9)}, ValueError, 'cu_seqlens must start with 0, got -1'),
     (PACKED, {'cu_seqlens': ints(0, 5, 3, 9)}, ValueError,
-     'cu_seqlens decreases from 5 to 3 at 2; accepted are offsets that do not decrease'),
-    (PACKED, {'cu_seqlens': ints(0, -1, 9)}, ValueError, 'cu_seqlens decreases from 0 to -1 at 1'),
+     'cu_seqlens must not decrease, got 3 after 5 at index 2'),
+    (PACKED, {'cu_seqlens': ints(0, -1, 9)}, ValueError,
+     'cu_seqlens must not decrease, got -1 after 0 at index 1'),
     (PACKED, {'cu_seqlens': ints(0, 10)}, ValueError,
-     'cu_seqlens ends with 10; accepted is at most 9, the number of tokens'),
+     'cu_seqlens must end with at most 9, the number of tokens, got 10'),
     (PACKED, {'cu_seqlens': ints(0, 2**40, dtype=torch.int64)}, ValueError,
-     'cu_seqlens ends with 1099511627776; accepted is at most 9'),
+     'cu_seqlens must end with at most 9, the number of tokens, got 1099511627776'),
     (PACKED, {'cu_seqlens_k': ints(0, 9)}, ValueError,
-     'cu_seqlens_k has 2 entries; accepted are 3, as in cu_seqlens'),
+     'cu_seqlens_k must have shape (3,) like cu_seqlens, got (2,)'),
     (PACKED, {'cu_seqlens_k': ints(0, 5, 10)}, ValueError,
-     'cu_seqlens_k ends with 10; accepted is at most 9'),
-    (PACKED, {'cu_seqlens_k': ints(0, 5, 4)}, ValueError, 'cu_seqlens_k decreases from 5 to 4'),
+     'cu_seqlens_k must end with at most 9, the number of tokens, got 10'),
+    (PACKED, {'cu_seqlens_k': ints(0, 5, 4)}, ValueError,
+     'cu_seqlens_k must not decrease, got 4 after 5'),
     (PACKED, {'k': tensor(7, 3, 4), 'v': tensor(7, 3, 4)}, ValueError,
-     'cu_seqlens ends with 8; accepted is at most 7'),
-    (PADDED, {'valid_hw': (4, 5)}, TypeError, 'valid_hw is a tuple; accepted is a tensor'),
+     'cu_seqlens must end with at most 7, the number of tokens, got 8'),
+    (PADDED, {'valid_hw': (4, 5)}, TypeError, 'valid_hw must be a tensor, got tuple'),
     (PADDED, {'valid_hw': tensor(2, 2)}, TypeError,
-     'valid_hw is torch.float32; accepted are int32 and int64'),
-    (PADDED, {'valid_hw': meta(2, 2).int()}, ValueError, 'valid_hw is on meta; accepted is cpu'),
+     'valid_hw must be int32 or int64, got torch.float32'),
+    (PADDED, {'valid_hw': meta(2, 2).int()}, ValueError,
+     'valid_hw must be on cpu like the input, got meta'),
     (PADDED, {'valid_hw': ints([4, 5])}, ValueError,
-     'valid_hw has the shape (1, 2); accepted is (2, 2)'),
+     'valid_hw must have shape (2, 2), got (1, 2)'),
     (PADDED, {'valid_hw': ints([4, 5], [5, 2])}, ValueError,
-     'valid_hw is 5 x 2 for image 1; accepted is at most 4 x 5, the size of the map'),
-    (PADDED, {'valid_hw': ints([4, 6], [1, 2])}, ValueError, 'valid_hw is 4 x 6 for image 0'),
-    (PADDED, {'valid_hw': ints([4, -1], [1, 2])}, ValueError, 'valid_hw is 4 x -1 for image 0'),
+     HW + '5 x 2 for image 1'),
+    (PADDED, {'valid_hw': ints([4, 6], [1, 2])}, ValueError, HW + '4 x 6 for image 0'),
+    (PADDED, {'valid_hw': ints([4, -1], [1, 2])}, ValueError, HW + '4 x -1 for image 0'),
     (PADDED, {'valid_hw': ints([2**32 + 1, 2], [1, 2], dtype=torch.int64)}, ValueError,
-     'valid_hw is 4294967297 x 2 for image 0'),
+     HW + '4294967297 x 2 for image 0'),
 ]
 
 
@@ -148,67 +167,81 @@ QKV = {'qkv': tensor(2, 5, 3, 2, 4)}
 PACKED_QKV = {'qkv': tensor(9, 3, 2, 4), 'cu_seqlens': ints(0, 5, 9)}
 PADDED_QKV = {'qkv': tensor(2, 4, 5, 3, 2, 4), 'valid_hw': ints([4, 5], [1, 2])}
 PROJECTION = [
-    (QKV, {'qkv': 3.}, TypeError, 'qkv is a float; accepted is a tensor'),
-    (QKV, {'qkv': tensor(2, 5, 3, 2, 4, dtype=torch.uint8)}, TypeError, 'qkv is torch.uint8'),
+    (QKV, {'qkv': 3.}, TypeError, 'qkv must be a tensor, got float'),
+    (QKV, {'qkv': tensor(2, 5, 3, 2, 4, dtype=torch.uint8)}, TypeError,
+     'qkv must be float64, float32, float16 or bfloat16, got torch.uint8'),
     (QKV, {'qkv': tensor(3, 4)}, ValueError,
-     'qkv has the shape (3, 4); accepted is (..., 3, H, D)'),
+     'qkv must have shape (..., 3, H, D), got (3, 4)'),
     (QKV, {'qkv': tensor(2, 5, 4, 2, 4)}, ValueError,
-     'qkv has the shape (2, 5, 4, 2, 4); accepted is (..., 3, H, D)'),
+     'qkv must have shape (..., 3, H, D), got (2, 5, 4, 2, 4)'),
     (QKV, {'qkv': tensor(5, 3, 2, 4)}, ValueError,
-     'qkv has the shape (5, 3, 2, 4); accepted is (B, N, 3, H, D) for the dense layout'),
-    (QKV, {'qkv': tensor(2, 5, 3, 0, 4)}, ValueError, 'qkv has the shape (2, 5, 3, 0, 4)'),
+     'qkv must have shape (B, N, 3, H, D) in the dense layout, got (5, 3, 2, 4)'),
+    (QKV, {'qkv': tensor(2, 5, 3, 0, 4)}, ValueError,
+     'qkv must have 1 or more heads of 1 or more channels, got shape (2, 5, 3, 0, 4)'),
     (PACKED_QKV, {'qkv': tensor(1, 9, 3, 2, 4)}, ValueError,
-     'qkv has the shape (1, 9, 3, 2, 4); accepted is (T, 3, H, D) for the packed'),
-    (PADDED_QKV, {'qkv': tensor(2, 20, 3, 2, 4)}, ValueError, 'qkv has the shape (2, 20, 3, 2, 4); '
-     'accepted is (B, Hmax, Wmax, 3, H, D) for the padded maps'),
-    (QKV, {'feature_map': 1}, ValueError, "feature_map is 1; accepted are 'relu', 'identity'"),
-    (QKV, {'normalizer': 'sum'}, ValueError, "normalizer is 'sum'; accepted"),
-    (QKV, {'backend': None}, ValueError, "backend is None; accepted are 'auto'"),
-    (QKV, {'denom_min': -1}, ValueError, 'denom_min is -1; accepted'),
-    (QKV, {'eps': None}, TypeError, 'eps is a NoneType; accepted is a number'),
-    (QKV, {'scale': tensor(3)}, ValueError, 'scale has the shape (3,); accepted is (2,)'),
-    (PACKED_QKV, {'cu_seqlens': ints(0, 6, 5)}, ValueError, 'cu_seqlens decreases from 6 to 5'),
-    (PACKED_QKV, {'cu_seqlens': ints(0, 10)}, ValueError, 'cu_seqlens ends with 10; accepted'),
-    (PADDED_QKV, {'valid_hw': ints([4, 5], [5, 2])}, ValueError, 'valid_hw is 5 x 2 for image 1'),
-    (PADDED_QKV, {'cu_seqlens': ints(0, 2)}, ValueError, 'cu_seqlens and valid_hw are both given'),
+     'qkv must have shape (T, 3, H, D) in the packed'),
+    (PADDED_QKV, {'qkv': tensor(2, 20, 3, 2, 4)}, ValueError, 
+     'qkv must have shape (B, Hmax, Wmax, 3, H, D) in the padded map'),
+    (QKV, {'feature_map': 1}, ValueError, "feature_map must be one of 'relu', 'identity', got 1"),
+    (QKV, {'normalizer': 'sum'}, ValueError,
+     "normalizer must be one of 'clamp', 'mean', got 'sum'"),
+    (QKV, {'backend': None}, ValueError,
+     "backend must be one of 'auto', 'compiled', 'reference', got None"),
+    (QKV, {'denom_min': -1}, ValueError, 'denom_min must be a finite positive number, got -1'),
+    (QKV, {'eps': None}, TypeError, 'eps must be a number, got NoneType'),
+    (QKV, {'scale': tensor(3)}, ValueError,
+     'scale must have shape (2,), one number per head, got (3,)'),
+    (PACKED_QKV, {'cu_seqlens': ints(0, 6, 5)}, ValueError,
+     'cu_seqlens must not decrease, got 5 after 6'),
+    (PACKED_QKV, {'cu_seqlens': ints(0, 10)}, ValueError,
+     'cu_seqlens must end with at most 9, the number of tokens, got 10'),
+    (PADDED_QKV, {'valid_hw': ints([4, 5], [5, 2])}, ValueError, HW + '5 x 2 for image 1'),
+    (PADDED_QKV, {'cu_seqlens': ints(0, 2)}, ValueError,
+     'valid_hw must be None with cu_seqlens, got both'),
 ]
 
 
 @pytest.mark.parametrize('right, changes, error, message', PROJECTION,
                          ids=[message[:50] for *_, message in PROJECTION])
-def test_linear_attention_qkv(right, changes, error, message):
-    assert linear_attention_qkv(**right).shape[-1] == 4
+def test_linear_attention_qkvpacked(right, changes, error, message):
+    assert linear_attention_qkvpacked(**right).shape[-1] == 4
     for backend in ('reference', 'auto'):
-        check(linear_attention_qkv, {'backend': backend, **right, **changes}, error, message)
+        check(linear_attention_qkvpacked, {'backend': backend, **right, **changes}, error, message)
 
 
 FOCUSED = {'x': tensor(2, 5, 8), 's': tensor(8), 'pos': tensor(5, 8)}
+S = 's must have shape (8,), optionally with leading 1s, for x (2, 5, 8), got '
+POS = 'pos must have a shape that, without leading 1s, is the end of that of x (2, 5, 8), got '
 FEATURE_MAP = [
-    ({'x': None}, TypeError, 'x is a NoneType; accepted is a tensor'),
-    ({'x': tensor(2, 5, 8, dtype=torch.int32)}, TypeError, 'x is torch.int32; accepted'),
-    ({'x': tensor()}, ValueError, 'x has the shape (); accepted is (..., C)'),
-    ({'x': tensor(2, 0)}, ValueError, 'x has the shape (2, 0); accepted is (..., C)'),
-    ({'s': 1.}, TypeError, 's is a float; accepted is a tensor'),
-    ({'s': tensor(8, dtype=torch.int64)}, TypeError, 's is torch.int64; accepted'),
+    ({'x': None}, TypeError, 'x must be a tensor, got NoneType'),
+    ({'x': tensor(2, 5, 8, dtype=torch.int32)}, TypeError,
+     'x must be float64, float32, float16 or bfloat16, got torch.int32'),
+    ({'x': tensor()}, ValueError, 'x must have shape (..., C) with C at least 1, got ()'),
+    ({'x': tensor(2, 0)}, ValueError, 'x must have shape (..., C) with C at least 1, got (2, 0)'),
+    ({'s': 1.}, TypeError, 's must be a tensor, got float'),
+    ({'s': tensor(8, dtype=torch.int64)}, TypeError,
+     's must be float64, float32, float16 or bfloat16, got torch.int64'),
     ({'s': tensor(7)}, ValueError,
-     's has the shape (7,); accepted is (8,), with any number of 1s in front, for x (2, 5, 8)'),
-    ({'s': tensor(8, 1)}, ValueError, 's has the shape (8, 1); accepted is (8,)'),
-    ({'s': tensor()}, ValueError, 's has the shape (); accepted is (8,)'),
-    ({'s': tensor(2, 8)}, ValueError, 's has the shape (2, 8); accepted is (8,)'),
-    ({'s': meta(8)}, ValueError, 's is on meta; accepted is cpu, where x is'),
-    ({'pos': 0}, TypeError, 'pos is a int; accepted is a tensor'),
-    ({'pos': tensor(5, 8, dtype=torch.bool)}, TypeError, 'pos is torch.bool; accepted'),
-    ({'pos': tensor(4, 8)}, ValueError, 'pos has the shape (4, 8); accepted is, leading 1s apart, '
-     'the end of the shape of x, (2, 5, 8)'),
-    ({'pos': tensor(2, 1, 8)}, ValueError, 'pos has the shape (2, 1, 8); accepted'),
-    ({'pos': tensor(5, 1)}, ValueError, 'pos has the shape (5, 1); accepted'),
-    ({'pos': tensor(3, 2, 5, 8)}, ValueError, 'pos has the shape (3, 2, 5, 8); accepted'),
-    ({'pos': tensor()}, ValueError, 'pos has the shape (); accepted'),
-    ({'pos': meta(5, 8)}, ValueError, 'pos is on meta; accepted is cpu, where x is'),
-    ({'power': 0}, ValueError, 'power is 0; accepted are finite numbers over 0'),
-    ({'power': float('inf')}, ValueError, 'power is inf; accepted are finite numbers over 0'),
-    ({'power': '3'}, TypeError, 'power is a str; accepted is a number'),
-    ({'backend': 'fast'}, ValueError, "backend is 'fast'; accepted are 'auto'"),
+     's must have shape (8,), optionally with leading 1s, for x (2, 5, 8), got (7,)'),
+    ({'s': tensor(8, 1)}, ValueError, S + '(8, 1)'),
+    ({'s': tensor()}, ValueError, S + '()'),
+    ({'s': tensor(2, 8)}, ValueError, S + '(2, 8)'),
+    ({'s': meta(8)}, ValueError, 's must be on cpu like x, got meta'),
+    ({'pos': 0}, TypeError, 'pos must be a tensor, got int'),
+    ({'pos': tensor(5, 8, dtype=torch.bool)}, TypeError,
+     'pos must be float64, float32, float16 or bfloat16, got torch.bool'),
+    ({'pos': tensor(4, 8)}, ValueError, 
+     POS + '(4, 8)'),
+    ({'pos': tensor(2, 1, 8)}, ValueError, POS + '(2, 1, 8)'),
+    ({'pos': tensor(5, 1)}, ValueError, POS + '(5, 1)'),
+    ({'pos': tensor(3, 2, 5, 8)}, ValueError, POS + '(3, 2, 5, 8)'),
+    ({'pos': tensor()}, ValueError, POS + '()'),
+    ({'pos': meta(5, 8)}, ValueError, 'pos must be on cpu like x, got meta'),
+    ({'power': 0}, ValueError, 'power must be a finite positive number, got 0'),
+    ({'power': float('inf')}, ValueError, 'power must be a finite positive number, got inf'),
+    ({'power': '3'}, TypeError, 'power must be a number, got str'),
+    ({'backend': 'fast'}, ValueError,
+     "backend must be one of 'auto', 'compiled', 'reference', got 'fast'"),
 ]
 
 
@@ -224,16 +257,19 @@ def test_focused_feature_map(changes, error, message):
 def test_heads_too_large_for_the_kernels(dim, value_dim, device, compiled):
     q, v = torch.zeros(1, 5, 2, dim, device=device), torch.zeros(1, 5, 2, value_dim, device=device)
     check(linear_attention, {'q': q, 'k': q, 'v': v, 'backend': compiled}, ValueError,
-          f'the channels of a head (D, Dv) are {max(dim, value_dim)}; accepted are up to 256')
+          "D and Dv must be at most 256, except with backend='reference', got "
+          f'{max(dim, value_dim)}')
     if dim > 256:
-        check(linear_attention_qkv, {'qkv': torch.stack([q] * 3, -3), 'backend': compiled},
-              ValueError, 'the channels of a head (D, Dv) are 257; accepted are up to 256')
+        check(linear_attention_qkvpacked, {'qkv': torch.stack([q] * 3, -3), 'backend': compiled},
+              ValueError, 'D and Dv must be at most 256')
 
 
 def test_checks_under_autocast():
     with torch.autocast('cpu'):
-        check(linear_attention, {**DENSE, 'k': meta(2, 7, 3, 4)}, ValueError, 'k is on meta')
-        check(linear_attention, {**DENSE, 'k': tensor(2, 7, 3, 5)}, ValueError, 'k has the shape')
+        check(linear_attention, {**DENSE, 'k': meta(2, 7, 3, 4)}, ValueError,
+              'k must be on cpu like q, got meta')
+        check(linear_attention, {**DENSE, 'k': tensor(2, 7, 3, 5)}, ValueError,
+              'k must have the heads and channels of q')
 
 
 def test_meta_tensors(backend):
@@ -247,12 +283,12 @@ def test_meta_tensors(backend):
 @needs_gpu
 def test_values_on_a_gpu_are_checked():
     for name, right, wrong, message in (
-            ('cu_seqlens', PACKED_QKV, ints(0, 6, 5), 'cu_seqlens decreases from 6 to 5'),
-            ('valid_hw', PADDED_QKV, ints([4, 5], [5, 2]), 'valid_hw is 5 x 2 for image 1')):
-        check(linear_attention_qkv, {'qkv': right['qkv'].cuda(), name: wrong.cuda()}, ValueError,
-              message)
+            ('cu_seqlens', PACKED_QKV, ints(0, 6, 5), 'cu_seqlens must not decrease'),
+            ('valid_hw', PADDED_QKV, ints([4, 5], [5, 2]), HW + '5 x 2 for image 1')):
+        check(linear_attention_qkvpacked, {'qkv': right['qkv'].cuda(), name: wrong.cuda()},
+              ValueError, message)
     check(linear_attention, {**{name: x.cuda() for name, x in DENSE.items()}, 'k': DENSE['k']},
-          ValueError, 'k is on cpu; accepted is cuda:0, where q is')
+          ValueError, 'k must be on cuda:0 like q, got cpu')
 
 
 @needs_gpu
@@ -262,7 +298,7 @@ def test_sizes_made_in_inference_mode():
         for name, right in (('cu_seqlens', PACKED_QKV), ('valid_hw', PADDED_QKV)):
             right = {key: x.cuda() for key, x in right.items()}
             right[name] = right[name].clone()
-            assert linear_attention_qkv(**right).is_cuda
+            assert linear_attention_qkvpacked(**right).is_cuda
 
 
 # The operators themselves: no call of them touches foreign memory.
@@ -329,7 +365,7 @@ def test_operators_of_the_projection_and_backward():
             (tensor(9, 3, 2, 4), ints(0, 5, 10), None), (tensor(9, 2, 2, 4), ints(0, 9), None),
             (tensor(2, 4, 5, 3, 2, 4), None, ints([4, 5], [4, 6])), (tensor(3, 4), None, None)):
         with pytest.raises((ValueError, RuntimeError)):
-            ops.linear_attention_qkv(qkv, None, 1., cu_seqlens, valid_hw, *OPTIONS)
+            ops.linear_attention_qkvpacked(qkv, None, 1., cu_seqlens, valid_hw, *OPTIONS)
 
     q = tensor(2, 5, 2, 4)
     out, state, key_sum = operator(q)

@@ -5,7 +5,7 @@ from op_testing import (LAYOUTS, assert_close, expected, join, layout_options, n
                         needs_gpu, random_images, relative_error, run, tolerances)
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkv
+from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkvpacked
 
 OPTIONS = (True, False, 20., 1e-6)  # relu, mean, denom_min, eps
 
@@ -39,14 +39,14 @@ def test_opcheck(layout, scale, device, compiled):
     _, *state = ops.linear_attention(*qkv, scale, 1.5, *sizes, *OPTIONS)
     torch.library.opcheck(ops.linear_attention_backward.default,
                           (dout, *qkv, scale, 1.5, *state, *sizes, *OPTIONS))
-    _, *state = ops.linear_attention_qkv(together, scale, 1.5, *together_sizes, *OPTIONS)
+    _, *state = ops.linear_attention_qkvpacked(together, scale, 1.5, *together_sizes, *OPTIONS)
     torch.library.opcheck(ops.linear_attention_qkv_backward.default,
                           (dout, together, scale, 1.5, *state, *together_sizes, *OPTIONS))
 
     for x in (*qkv, together, *([] if scale is None else [scale])):
         x.requires_grad_()
     torch.library.opcheck(ops.linear_attention.default, (*qkv, scale, 1.5, *sizes, *OPTIONS))
-    torch.library.opcheck(ops.linear_attention_qkv.default,
+    torch.library.opcheck(ops.linear_attention_qkvpacked.default,
                           (together, scale, 1.5, *together_sizes, *OPTIONS))
 
 
@@ -82,7 +82,7 @@ SIZES['padded'] = SIZES['packed']
 
 
 def attention_of_projection(q, k, v, **options):
-    return linear_attention_qkv(torch.stack([q, k, v], -3), **options)
+    return linear_attention_qkvpacked(torch.stack([q, k, v], -3), **options)
 
 
 def check_compiled(attention, layout, sizes, device):
@@ -121,11 +121,11 @@ def test_no_compilation_after_the_second_size(layout, device, compiled):
 
 def test_compiled_for_a_marked_dimension(device, compiled):
     counter = CompileCounterWithBackend('aot_eager')
-    f = torch.compile(linear_attention_qkv, backend=counter, fullgraph=True)
+    f = torch.compile(linear_attention_qkvpacked, backend=counter, fullgraph=True)
     for tokens in (12, 35, 99):
         qkv = torch.randn(2, tokens, 3, 6, 10, device=device)
         torch._dynamo.mark_dynamic(qkv, 1)
-        like = linear_attention_qkv(qkv, denom_min=1., backend='reference')
+        like = linear_attention_qkvpacked(qkv, denom_min=1., backend='reference')
         assert relative_error(f(qkv, denom_min=1.), like) < 1e-5
     assert counter.frame_count == 1
 
@@ -179,7 +179,7 @@ def test_wrong_sizes_in_a_graph(name, wrong):
     """Values can't be checked while a graph is traced: on the CPU the operator refuses them."""
     shape = (20, ) if name == 'cu_seqlens' else (2, 4, 5)
     qkv = torch.randn(*shape, 3, 2, 8)
-    f = torch.compile(linear_attention_qkv, backend='aot_eager', fullgraph=True)
+    f = torch.compile(linear_attention_qkvpacked, backend='aot_eager', fullgraph=True)
     with pytest.raises((ValueError, RuntimeError), match=name):
         f(qkv, **{name: torch.tensor(wrong)})
 
@@ -196,7 +196,8 @@ class Attention(torch.nn.Module):
 
     def forward(self, qkv, sizes=None):
         options = {self.where: sizes} if self.where else {}
-        return linear_attention_qkv(qkv.relu(), scale=self.scale, normalizer='mean', **options)
+        return linear_attention_qkvpacked(qkv.relu(), scale=self.scale, normalizer='mean',
+                                          **options)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -257,7 +258,7 @@ def test_autocast_rounds_nothing(device, backend):
     x, s = torch.randn(50, 8, device=device), torch.randn(8, device=device)
     with autocast(device):
         outs = (linear_attention(q, k, v, backend=backend),
-                linear_attention_qkv(torch.stack([q, k, v], -3), backend=backend),
+                linear_attention_qkvpacked(torch.stack([q, k, v], -3), backend=backend),
                 focused_feature_map(x, s, backend=backend))
     likes = (*[linear_attention(q.double(), k.double(), v.double(), backend='reference')] * 2,
              focused_feature_map(x.double(), s.double(), backend='reference'))
@@ -307,7 +308,7 @@ def test_cuda_graph(layout):
     where = layout_options(layout, sizes, device='cuda')
 
     def step():
-        out = linear_attention_qkv(qkv, **where)
+        out = linear_attention_qkvpacked(qkv, **where)
         return out, *torch.autograd.grad(out, qkv, torch.ones_like(out))
 
     stream = torch.cuda.Stream()
@@ -329,12 +330,12 @@ def test_cuda_graph(layout):
 def test_sizes_on_a_gpu_are_read_once():
     qkv = torch.randn(20, 3, 2, 8, device='cuda')
     cu_seqlens = torch.tensor([0, 5, 20], device='cuda')
-    linear_attention_qkv(qkv, cu_seqlens=cu_seqlens)
+    linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens)
     torch.cuda.set_sync_debug_mode('error')
     try:
-        linear_attention_qkv(qkv, cu_seqlens=cu_seqlens)
+        linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens)
     finally:
         torch.cuda.set_sync_debug_mode('default')
     cu_seqlens[1] = 30  # other values in the same tensor are checked anew
     with pytest.raises(ValueError, match='cu_seqlens decreases'):
-        linear_attention_qkv(qkv, cu_seqlens=cu_seqlens)
+        linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens)

@@ -11,10 +11,23 @@ import torch
 from op_testing import needs_extension, needs_gpu
 
 import l2vit_mm
-from l2vit_mm.ops import extension, focused_feature_map, linear_attention, linear_attention_qkv
+from l2vit_mm.ops import (extension, focused_feature_map, linear_attention,
+                          linear_attention_qkvpacked)
 
 HERE = Path(__file__).parent
 BUILD = os.environ.get('L2VIT_MM_BUILD', 'auto')
+
+# Prints the top-level modules that l2vit_mm.ops adds to those of torch.
+IMPORT = '''
+import sys, types
+import torch.utils.flop_counter
+import torch._subclasses.fake_tensor
+before = {name.split('.')[0] for name in sys.modules} | sys.stdlib_module_names
+package = sys.modules['l2vit_mm'] = types.ModuleType('l2vit_mm')
+package.__path__ = sys.argv[1:]
+import l2vit_mm.ops
+print(*{name.split('.')[0] for name in sys.modules} - before - {'l2vit_mm'})
+'''
 
 
 @pytest.mark.skipif(BUILD == 'none', reason='L2VIT_MM_BUILD=none')
@@ -36,6 +49,13 @@ def test_build_info():
     assert info['cpu'] == os.environ.get('L2VIT_MM_CPU', info['cpu'])
     assert info['torch'].split('.')[:2] == torch.__version__.split('.')[:2]
     assert 'compiler' in info
+
+
+def test_imports_torch_only():
+    """Alone, whatever the package around it imports."""
+    result = run('-c', IMPORT, str(Path(l2vit_mm.__file__).parent))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
 
 
 # The instruction sets
@@ -77,7 +97,7 @@ def test_instruction_set_that_is_not_there():
     result = run('-c', 'from l2vit_mm.ops import extension; extension.build_info()',
                  L2VIT_MM_CPU='sse9')
     assert result.returncode != 0
-    assert "L2VIT_MM_CPU is 'sse9'; accepted here are plain" in result.stderr
+    assert "L2VIT_MM_CPU must be one of plain" in result.stderr
 
 
 # Without the extension
@@ -94,7 +114,8 @@ def without_extension(monkeypatch):
 def test_plain_pytorch_takes_over_with_one_warning(without_extension):
     q = torch.randn(2, 5, 2, 4)
     x, s = torch.randn(5, 4), torch.randn(4)
-    calls = [(linear_attention, (q, q, q)), (linear_attention_qkv, (torch.stack([q] * 3, -3), )),
+    calls = [(linear_attention, (q, q, q)),
+             (linear_attention_qkvpacked, (torch.stack([q] * 3, -3), )),
              (focused_feature_map, (x, s))]
     with pytest.warns(UserWarning, match='no operators here. Plain PyTorch takes over') as caught:
         results = [function(*arguments) for function, arguments in calls * 2]

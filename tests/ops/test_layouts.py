@@ -6,15 +6,18 @@ import pytest
 import torch
 from op_testing import DTYPES, LAYOUTS, random_images, run
 
-from l2vit_mm.ops import linear_attention, linear_attention_qkv
+from l2vit_mm.ops import linear_attention, linear_attention_qkvpacked
 
 SIZES = {'dense': [(9, 30)] * 3, 'packed': [(9, 30), (40, 33), (1, 2)],
          'padded': [(9, 30), (40, 33), (1, 2)]}
 OTHERS = (0, 2)  # images that stay as they are
 
 
-@pytest.mark.parametrize('attention', [linear_attention, lambda q, k, v, **options:
-                                       linear_attention_qkv(torch.stack([q, k, v], -3), **options)],
+def attention_of_projection(q, k, v, **options):
+    return linear_attention_qkvpacked(torch.stack([q, k, v], -3), **options)
+
+
+@pytest.mark.parametrize('attention', [linear_attention, attention_of_projection],
                          ids=['q, k, v', 'qkv'])
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize('where', ['q', 'k', 'v', 'dout', 'all'])
@@ -139,7 +142,7 @@ def test_empty_padded(shape, sizes, device, backend):
 def test_empty_projection(shape, options, device, backend):
     leaves = inputs(shape, (2, ), device=device)
     options = {name: torch.tensor(x, device=device) for name, x in options.items()}
-    out = linear_attention_qkv(leaves[0], scale=leaves[1], backend=backend, **options)
+    out = linear_attention_qkvpacked(leaves[0], scale=leaves[1], backend=backend, **options)
     check_zeros(out, (*shape[:-3], *shape[-2:]), leaves)
 
 

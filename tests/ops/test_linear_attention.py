@@ -6,7 +6,7 @@ import torch
 from op_testing import (DTYPES, LAYOUTS, assert_close, expected, join, needs_extension,
                         random_images, relative_error, run, threshold, tolerances)
 
-from l2vit_mm.ops import linear_attention, linear_attention_qkv
+from l2vit_mm.ops import linear_attention, linear_attention_qkvpacked
 
 DIMS = [1, 5, 8, 16, 32, 33, 48, 64, 100, 128, 256, (16, 48), (64, 8), (5, 130)]
 SIZES = {'dense': [(5, 9)] * 2, 'packed': [(5, 9), (1, 1), (70, 3)],
@@ -186,7 +186,7 @@ def test_expanded_gradient(device, backend):
     grads = [torch.autograd.grad(f(backend).sum(), qkv)[0] for backend, f in (
         ('reference', lambda x: linear_attention(*qkv.unbind(2), denom_min=20., backend=x)),
         (backend, lambda x: linear_attention(*qkv.unbind(2), denom_min=20., backend=x)),
-        (backend, lambda x: linear_attention_qkv(qkv, denom_min=20., backend=x)))]
+        (backend, lambda x: linear_attention_qkvpacked(qkv, denom_min=20., backend=x)))]
     assert relative_error(grads[1], grads[0]) < 1e-12
     assert relative_error(grads[2], grads[0]) < 1e-12
 
@@ -208,7 +208,7 @@ def test_qkv(layout, dtype, dim, view, device, backend):
     def attention(q, k, v, **options):
         projections.append(view(torch.stack([q, k, v], -3)))
         projections[0].register_hook(projections.append)
-        return linear_attention_qkv(projections[0], **options)
+        return linear_attention_qkvpacked(projections[0], **options)
 
     together = run(layout, *parts, scale, attention=attention, **options)
     forward, backward = tolerances(dtype)
@@ -231,7 +231,7 @@ def test_memory_between_forward_and_backward(packed, device, compiled):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        linear_attention_qkv(qkv, cu_seqlens=cu_seqlens, backend=compiled)
+        linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens, backend=compiled)
     kept.pop(qkv.untyped_storage().data_ptr())
     sums = 4 * 2 * 4 * (8 * 8 + 8)
     assert sum(kept.values()) <= sums + 64  # and offsets
@@ -268,7 +268,8 @@ def test_gradcheck(layout, feature_map, normalizer, clamped, device, backend):
     if layout == 'qkv':
         qkv = torch.stack(leaves, -3).detach().requires_grad_()
         assert torch.autograd.gradcheck(
-            lambda qkv, scale: linear_attention_qkv(qkv, scale=scale, **options), (qkv, scale))
+            lambda qkv, scale: linear_attention_qkvpacked(qkv, scale=scale, **options),
+            (qkv, scale))
     else:
         assert torch.autograd.gradcheck(
             lambda *x: linear_attention(*x[:3], scale=x[3], **options), (*leaves, scale))

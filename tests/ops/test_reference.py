@@ -3,7 +3,7 @@ import pytest
 import torch
 from op_testing import LAYOUTS, expected, random_images, relative_error, run, threshold
 
-from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkv
+from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkvpacked
 
 FLOAT64 = {'dtype': torch.float64}
 
@@ -83,7 +83,7 @@ def test_second_derivatives_need_the_reference(device, compiled):
     x = torch.randn(5, 4, device=device, requires_grad=True)
     s = torch.zeros(4, device=device)
     for leaf, out in ((qkv, linear_attention(*qkv.unbind(2), backend=compiled)),
-                      (qkv, linear_attention_qkv(qkv, backend=compiled)),
+                      (qkv, linear_attention_qkvpacked(qkv, backend=compiled)),
                       (x, focused_feature_map(x, s, backend=compiled))):
         gradient, = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
         with pytest.raises(NotImplementedError, match="backend='reference'"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from l2vit_mm.backbones import FLattenPVTv2
-from l2vit_mm.engine import launch
+from l2vit_mm.apis.errors import run
 
 DETECTOR = 'configs/mask_rcnn_l2vit_t_coco.py'
 SEGMENTER = 'configs/upernet_l2vit_t_ade20k.py'
@@ -20,7 +20,7 @@ def error_of(repo, monkeypatch, tmp_path, capsys):
 
     def run(main, *argv):
         with pytest.raises(SystemExit) as exit_:
-            launch.run(lambda: main([*argv, '--work-dir', str(tmp_path / 'work')]
+            run(lambda: main([*argv, '--work-dir', str(tmp_path / 'work')]
                                     if '--work-dir' not in argv else argv))
         assert exit_.value.code == 2
         lines = capsys.readouterr().err.splitlines()
@@ -142,7 +142,7 @@ def test_options_that_the_config_cannot_follow(train, test_tool, error_of, tmp_p
 
 def last_error_of(main, argv, capsys):
     with pytest.raises(SystemExit) as exit_:
-        launch.run(lambda: main(argv))
+        run(lambda: main(argv))
     assert exit_.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -163,11 +163,11 @@ def test_checkpoint_of_something_else(
                                               *ade_files, *small_upernet]
     torch.save(dict(state_dict=FLattenPVTv2('b0').state_dict()), other)
     line = last_error_of(test_tool, [str(repo / SEGMENTER), str(other), *options], capsys)
-    assert 'does not fit EncoderDecoder: its backbone looks like FLattenPVTv2 b0; ' in line
+    assert 'does not fit EncoderDecoder: its backbone looks like flatten-pvt-v2-b0; ' in line
     options += ['model.backbone.init_cfg.type=Pretrained',
                 f'model.backbone.init_cfg.checkpoint={other}']
     line = last_error_of(train, [str(repo / SEGMENTER), *options], capsys)
-    assert 'does not fit L2ViT: it looks like FLattenPVTv2 b0; ' in line
+    assert 'does not fit L2ViT: it looks like flatten-pvt-v2-b0; ' in line
 
 
 @pytest.mark.train

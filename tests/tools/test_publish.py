@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from l2vit_mm.backbones import L2ViT
-from l2vit_mm.compat.checkpoint import load
-from l2vit_mm.engine import launch
+from l2vit_mm.checkpoint.safe_load import load
+from l2vit_mm.apis.errors import run
 from tools.publish import main
 
 pytestmark = pytest.mark.once
@@ -64,7 +64,7 @@ def test_the_backbone_of_a_detector_initialises_another(extension, detector, tmp
 
 def error_of(capsys, *args):
     with pytest.raises(SystemExit) as exit_:
-        launch.run(lambda: main([str(arg) for arg in args]))
+        run(lambda: main([str(arg) for arg in args]))
     error, = capsys.readouterr().err.splitlines()
     assert exit_.value.code == 2
     return error

@@ -13,8 +13,10 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS
 
-from l2vit_mm.engine import launch
-from l2vit_mm.engine.resume import SeededDataset, SeededSampler, SeedStepHook, latest_checkpoint
+from l2vit_mm.apis.errors import UsageError
+from l2vit_mm.apis.resume import latest_checkpoint, resume
+from l2vit_mm.datasets.seeded import SeededDataset, SeededSampler
+from l2vit_mm.engine.hooks import SeedStepHook
 
 # Runs a script, and ends the process in the middle of writing one file.
 KILLER = """
@@ -231,13 +233,13 @@ def test_latest_checkpoint(tmp_path, capsys):
 
 def test_resume_takes_the_seed_and_refuses_bare_weights(tmp_path, capsys):
     cfg = Config(dict(work_dir=str(tmp_path), load_from=None, randomness=dict(deterministic=True)))
-    launch.resume(cfg)
+    resume(cfg)
     assert not cfg.resume and 'no checkpoint in' in capsys.readouterr().out
     torch.save(dict(meta=dict(seed=7), message_hub={}, optimizer={}), tmp_path / 'iter_1.pth')
-    launch.resume(cfg)
+    resume(cfg)
     assert cfg.resume and cfg.load_from == str(tmp_path / 'iter_1.pth')
     assert cfg.randomness == ConfigDict(deterministic=True, seed=7)
     torch.save(dict(state_dict={}, meta={}), tmp_path / 'weights.pth')
     cfg.load_from = str(tmp_path / 'weights.pth')
-    with pytest.raises(launch.UsageError, match='has no message_hub, optimizer: nothing to go on'):
-        launch.resume(cfg)
+    with pytest.raises(UsageError, match='has no message_hub, optimizer: nothing to go on'):
+        resume(cfg)

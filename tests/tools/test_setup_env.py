@@ -13,7 +13,7 @@ PACKAGES = Path('lib') / 'python{}.{}'.format(*sys.version_info) / 'site-package
 
 @pytest.fixture
 def setup_env(tmp_path, monkeypatch):
-    """tools/setup_env.py with a repository of its own, which notes commands instead of running."""
+    """tools/setup_env.py with a repository of its own, which records commands, and runs none."""
     source = Path(__file__).resolve().parents[2] / 'tools' / 'setup_env.py'
     spec = importlib.util.spec_from_file_location('setup_env', source)
     module = importlib.util.module_from_spec(spec)
@@ -29,18 +29,29 @@ def setup_env(tmp_path, monkeypatch):
     module.returncode = 0
     module.builds = True  # whether setup.py makes an extension
 
-    def run(command, cwd, env):
-        module.commands.append(' '.join(command))
-        if '--editable' in command:  # pip builds where there is no torch
-            assert env['L2VIT_MM_BUILD'] == 'none'
-        if 'setup.py' in command:
-            assert env.get('L2VIT_MM_BUILD') == module.os.environ.get('L2VIT_MM_BUILD')
-            assert not (repo / module.EXTENSION).exists()  # not to be taken for the new one
-            if module.builds and module.returncode == 0:
-                (repo / module.EXTENSION).touch()
-        return subprocess.CompletedProcess(command, module.returncode)
+    class Process:
+        """A subprocess that prints a line and takes two heartbeats."""
 
-    monkeypatch.setattr(module.subprocess, 'run', run)
+        def __init__(self, command, cwd, env, stdout, stderr):
+            module.commands.append(' '.join(command))
+            if '--editable' in command:  # pip builds where there is no torch
+                assert env['L2VIT_MM_BUILD'] == 'none'
+            if 'setup.py' in command:
+                assert env.get('L2VIT_MM_BUILD') == module.os.environ.get('L2VIT_MM_BUILD')
+                assert not (repo / module.EXTENSION).exists()  # not to be taken for the new one
+                if module.builds and module.returncode == 0:
+                    (repo / module.EXTENSION).touch()
+                print('l2vit-mm: CPU only\n' * 2, file=stdout)
+            print(f'output {len(module.commands)}', file=stdout, flush=True)
+            self.returncodes = [None, module.returncode]
+
+        def wait(self, timeout):
+            returncode = self.returncodes.pop(0)
+            if returncode is None:
+                raise subprocess.TimeoutExpired('', timeout)
+            return returncode
+
+    monkeypatch.setattr(module.subprocess, 'Popen', Process)
     return module
 
 
@@ -65,7 +76,7 @@ def test_installs_only_when_something_changed(setup_env, monkeypatch, tmp_path):
     venv = make_venv(tmp_path / 'venv')
     first = call(setup_env, monkeypatch, venv)
     assert not any(' -m venv ' in command for command in first)  # it exists: complete it
-    assert any('--constraint constraints.txt --editable .[onedl,test]' in c for c in first)
+    assert any('--constraint constraints.txt --editable .[onedl,test,dev]' in c for c in first)
     assert first[-1] == f'{venv}/bin/python setup.py build_ext --inplace'
     assert call(setup_env, monkeypatch, venv) == []
     for name in setup_env.INPUTS:
@@ -99,7 +110,32 @@ def test_what_the_extension_is_made_from_rebuilds_it_alone(setup_env, monkeypatc
     assert not (setup_env.REPO / setup_env.EXTENSION).exists()
 
 
-def test_failed_build_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
+@pytest.mark.parametrize('terminal', [False, True])
+def test_progress(setup_env, monkeypatch, tmp_path, capsys, terminal):
+    """Steps, times and the last line of output; what setup.py says, once; the rest in the log."""
+    monkeypatch.setattr(setup_env.sys.stdout, 'isatty', lambda: terminal, raising=False)
+    venv = tmp_path / 'venv'
+    venv.mkdir()
+    commands = call(setup_env, monkeypatch, venv)
+    out = capsys.readouterr().out
+    assert f'[1/5] create {venv}\n' in out
+    assert '[5/5] build the compiled operators' in out
+    assert '0 s: output 1' in out
+    assert ('\r' in out) == terminal
+    assert out.count('      l2vit-mm: CPU only\n') == 1
+    assert out.count('      done in 0 s\n') == 5
+    assert out.splitlines()[-1].startswith('setup: ready after 0 s; log: ')
+    log = (setup_env.REPO / 'build' / 'setup.log').read_text()
+    assert [line for line in log.splitlines() if line.startswith('+ ')] == [
+        f'+ L2VIT_MM_BUILD=none {c}' if '--editable' in c else f'+ {c}' for c in commands]
+
+
+def test_duration(setup_env):
+    assert [setup_env.duration(t) for t in (0.4, 59.4, 59.6, 125)] == [
+        '0 s', '59 s', '1 min 00 s', '2 min 05 s']
+
+
+def test_failed_build_is_reported_and_tried_again(setup_env, monkeypatch, tmp_path, capsys):
     venv = make_venv(tmp_path / 'venv')
     build = [call(setup_env, monkeypatch, venv)[-1]]
     (setup_env.REPO / 'setup.py').write_text('changed')
@@ -107,30 +143,31 @@ def test_failed_build_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
     for _ in range(2):
         with pytest.raises(SystemExit, match='could not build the compiled operators'):
             call(setup_env, monkeypatch, venv)
+        assert '\noutput 1\n' in capsys.readouterr().out
     setup_env.returncode = 0
     assert call(setup_env, monkeypatch, venv) == build
 
 
-def test_failed_set_up_is_told_and_tried_again(setup_env, monkeypatch, tmp_path):
+def test_failed_setup_is_reported_and_tried_again(setup_env, monkeypatch, tmp_path):
     venv = make_venv(tmp_path / 'venv')
     call(setup_env, monkeypatch, venv)
     (setup_env.REPO / 'constraints.txt').write_text('changed')
     setup_env.returncode = 1
     with pytest.raises(SystemExit, match='could not install the packages into .*venv'):
         call(setup_env, monkeypatch, venv)
-    (setup_env.REPO / 'constraints.txt').write_text('constraints.txt')  # as at first, but half way
+    (setup_env.REPO / 'constraints.txt').write_text('constraints.txt')  # as at first, but half done
     setup_env.returncode = 0
     assert call(setup_env, monkeypatch, venv)
 
 
-def test_environment_of_another_python_is_made_anew(setup_env, monkeypatch, tmp_path):
+def test_environment_of_another_python_is_recreated(setup_env, monkeypatch, tmp_path):
     venv = make_venv(tmp_path / 'venv', version='3.9.1')
     assert call(setup_env, monkeypatch, venv)[0].endswith(f'-m venv --clear {venv}')
 
 
 def test_unsupported_python(setup_env, monkeypatch, tmp_path):
     monkeypatch.setattr(setup_env.sys, 'version_info', (3, 13, 0))
-    with pytest.raises(SystemExit, match=r'is Python 3\.13; .* 3\.10 to 3\.12'):
+    with pytest.raises(SystemExit, match=r'must be 3\.10 to 3\.12, got 3\.13'):
         call(setup_env, monkeypatch, tmp_path / 'venv')
 
 
@@ -157,7 +194,8 @@ def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, 
     second = make_venv(tmp_path / 'second')
     arguments = (setup_env, monkeypatch, second, '--torch-from', first)
     commands = call(*arguments, stack='openmmlab')
-    assert commands and not any('setup.py' in c for c in commands)  # it shares the extension
+    assert any('--editable .[openmmlab,test]' in c for c in commands)
+    assert not any('setup.py' in c for c in commands)  # it shares the extension
     assert sorted(path.name for path in (second / 'shared').iterdir()) == [
         'nvidia', 'nvidia-nccl-cu13-1.0.dist-info', 'nvidia_cublas-1.0.dist-info', 'torch',
         'torch-1.0.dist-info']

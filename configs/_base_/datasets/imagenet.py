@@ -1,5 +1,5 @@
 # ImageNet-1K at 224 x 224, RandAugment and random erasing. Test as the released L2ViT: short side
-# 256 (timm's crop_pct of 0.875), then the middle.
+# 256 (timm's crop_pct of 0.875), then a center crop.
 train_dataloader = dict(
     batch_size=128,
     num_workers=8,
@@ -15,7 +15,7 @@ train_dataloader = dict(
             dict(
                 type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
             dict(type='RandomFlip', prob=0.5),
-            # timm's rand-m9-mstd0.5-inc1. Colours are BGR here.
+            # timm's rand-m9-mstd0.5-inc1. Colors are BGR here.
             dict(
                 type='RandAugment',
                 policies='timm_increasing',

@@ -1,5 +1,5 @@
 # ImageNet-1K as in imagenet.py, but tested as the released FLatten code does: the whole image is
-# warped to 256 x 256, then the middle.
+# warped to 256 x 256, then a center crop.
 _base_ = 'imagenet.py'
 
 val_dataloader = _base_.val_dataloader

@@ -1,8 +1,4 @@
 # Generated shapes (docs/shapes.md) as COCO instances, at their own sizes of about 100 pixels.
-metainfo = dict(
-    classes=('circle', 'square', 'triangle', 'star', 'ring', 'cross', 'crescent', 'heart'),
-    palette=[(230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
-             (145, 30, 180), (70, 240, 240), (240, 50, 230)])
 train_dataloader = dict(
     batch_size=8,
     num_workers=1,
@@ -10,9 +6,8 @@ train_dataloader = dict(
     sampler=dict(type='InfiniteSampler', shuffle=True),
     batch_sampler=dict(type='AspectRatioBatchSampler'),
     dataset=dict(
-        type='CocoDataset',
+        type='ShapesDetDataset',
         data_root='data/shapes',
-        metainfo=metainfo,
         ann_file='annotations/instances_training.json',
         data_prefix=dict(img='images/training/'),
         filter_cfg=dict(filter_empty_gt=True),
@@ -32,15 +27,14 @@ val_dataloader = dict(
     drop_last=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='CocoDataset',
+        type='ShapesDetDataset',
         data_root='data/shapes',
-        metainfo=metainfo,
         ann_file='annotations/instances_validation.json',
         data_prefix=dict(img='images/validation/'),
         test_mode=True,
         pipeline=[
             dict(type='LoadImageFromFile'),
-            # Changes nothing, but sets the scale factor that the heads ask for.
+            # Changes no pixel, but sets the scale factor that the heads need.
             dict(type='Resize', scale_factor=1.0),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(

@@ -1,10 +1,12 @@
-// Runs cases that a test has written, and writes what became of their memory.
+// Runs the cases that a test has written, and writes their memory afterwards.
 //
 //   driver CASES RESULTS
 //
-// A case, in the machine's own bytes: a seed; the number of its arrays, each a size and the bytes;
-// then 'A' or 'F' as an int64, and the fields of Attention or FocusedMap as run_* reads them. An
-// array is named by its number, -1 is none. A result: the arrays as they are afterwards.
+// A case, in native byte order: a seed; the number of its arrays, each a size and the bytes; then
+// 'A' or 'F' as an int64, and the fields of Attention or FocusedMap in the order run_* reads them.
+// An array is referred to by its number, -1 is none. A result: the arrays after the call.
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,15 +15,14 @@
 #include <memory>
 #include <vector>
 
-#include <cuda_runtime.h>
-
-#include "launch.h"
+#include "backend.h"
 
 namespace {
 
-using l2vit::Attention, l2vit::Dtype, l2vit::FocusedMap, l2vit::Layout, l2vit::View;
+using l2vit::Attention, l2vit::Dtype, l2vit::FocusedMap, l2vit::Layout, l2vit::View,
+    l2vit::acc_size, l2vit::element_size;
 
-// Exactly as large as it says: AddressSanitizer sees the first byte beyond. NaN everywhere.
+// Exactly `bytes` large, so that AddressSanitizer detects access to the first byte beyond. All NaN.
 class Array {
  public:
   explicit Array(int64_t bytes) : bytes_(bytes), data_(std::malloc(bytes)) {
@@ -31,7 +32,9 @@ class Array {
   int64_t bytes() const { return bytes_; }
 
  private:
-  struct Free { void operator()(void* p) const { std::free(p); } };
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
   int64_t bytes_;
   std::unique_ptr<void, Free> data_;
 };
@@ -70,11 +73,6 @@ void check(const char* error) {
   std::exit(2);
 }
 
-int64_t size_of(Dtype dtype) {
-  return dtype == Dtype::Float64 ? 8 : dtype == Dtype::Float32 ? 4 : 2;
-}
-int64_t acc_size_of(Dtype dtype) { return dtype == Dtype::Float64 ? 8 : 4; }
-
 void run_attention() {
   Attention a{};
   a.dtype = static_cast<Dtype>(read<int64_t>());
@@ -90,24 +88,24 @@ void run_attention() {
   a.factor = read<double>();
   a.scale = read_array();
   for (View* view : {&a.q, &a.k, &a.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv})
-    *view = read_view(size_of(a.dtype));
+    *view = read_view(element_size(a.dtype));
   a.dscale = read_array();
 
-  const int64_t key_sums = a.queries.images * a.heads * a.head_dim * acc_size_of(a.dtype);
+  const int64_t key_sums = a.queries.images * a.heads * a.head_dim * acc_size(a.dtype);
   const Array state(key_sums * a.value_dim), key_sum(key_sums);
   a.state = state.data();
   a.key_sum = key_sum.data();
   {
-    const Array workspace(l2vit::cuda::attention_workspace(a, false));
+    const Array workspace(l2vit::cuda::workspace_size(a, false));
     a.workspace = workspace.data();
-    check(l2vit::cuda::attention_forward(a, nullptr));
+    check(l2vit::cuda::forward(a, nullptr));
   }
   const Array dstate(key_sums * a.value_dim), dkey_sum(key_sums);
-  const Array workspace(l2vit::cuda::attention_workspace(a, true));
+  const Array workspace(l2vit::cuda::workspace_size(a, true));
   a.dstate = dstate.data();
   a.dkey_sum = dkey_sum.data();
   a.workspace = workspace.data();
-  check(l2vit::cuda::attention_backward(a, nullptr));
+  check(l2vit::cuda::backward(a, nullptr));
 }
 
 void run_focused_map() {
@@ -117,7 +115,7 @@ void run_focused_map() {
   f.channels = read<int64_t>();
   f.pos_rows = read<int64_t>();
   f.power = read<double>();
-  f.x = read_view(size_of(f.dtype)).data;
+  f.x = read_view(element_size(f.dtype)).data;
   f.x_stride = read<int64_t>();
   f.s = read_array();
   f.pos = read_array();
@@ -126,13 +124,13 @@ void run_focused_map() {
   f.dx = read_array();
   f.ds = read_array();
   {
-    const Array workspace(l2vit::cuda::focused_map_workspace(f, false));
+    const Array workspace(l2vit::cuda::workspace_size(f, false));
     f.workspace = workspace.data();
-    check(l2vit::cuda::focused_map_forward(f, nullptr));
+    check(l2vit::cuda::forward(f, nullptr));
   }
-  const Array workspace(l2vit::cuda::focused_map_workspace(f, true));
+  const Array workspace(l2vit::cuda::workspace_size(f, true));
   f.workspace = workspace.data();
-  check(l2vit::cuda::focused_map_backward(f, nullptr));
+  check(l2vit::cuda::backward(f, nullptr));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import l2vit_mm.ops
-from l2vit_mm.ops import reference
+from l2vit_mm.ops.focused_feature_map.reference import focused_feature_map
+from l2vit_mm.ops.linear_attention.reference import linear_attention
 
 HERE = Path(__file__).parent
 KERNELS = Path(l2vit_mm.ops.__file__).parent / 'csrc' / 'cuda'
@@ -131,7 +132,7 @@ class Call:
         dscale = torch.zeros(self.heads, dtype=torch.float64)
         for q, k, v, dout in zip(self.q, self.k, self.v, self.dout):
             inputs = [x.double()[None].requires_grad_() for x in (q, k, v)]
-            out = reference.linear_attention(
+            out = linear_attention(
                 *inputs, scale, 'relu' if self.relu else 'identity',
                 'mean' if self.mean else 'clamp', self.denom_min, self.eps) * self.factor
             result['out'].append(out[0].detach())
@@ -398,7 +399,7 @@ class Map:
         pos = None
         if self.pos_rows:
             pos = self.pos.double().repeat(-(-self.rows // self.pos_rows), 1)[:self.rows]
-        out = reference.focused_feature_map(x, s, self.power, pos)
+        out = focused_feature_map(x, s, self.power, pos)
         dx, ds = torch.autograd.grad(out, (x, s), self.dout.double())
         for name, expected in (('out', out), ('dx', dx), ('ds', ds)):
             actual = getattr(self, name)

@@ -1,5 +1,5 @@
-// Numbers, 16-byte pieces of memory, and sums over lanes. Free of torch and of inline PTX, as all
-// .cuh files here, so that the tests can compile them for the CPU.
+// Conversions, 16-byte chunks of memory, and reductions over lanes. Like all .cu and .cuh files
+// here, free of torch and of inline PTX, so that the tests can compile them for the CPU.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,14 +14,10 @@ extern __shared__ uint4 l2vit_shared_memory[];
 
 namespace l2vit::cuda {
 
-// The block's shared memory as a struct; the launch gives it sizeof(Memory) bytes.
+// The shared memory of the block as a struct; the launch allocates sizeof(Memory) bytes.
 template <class Memory> __device__ Memory& shared_memory() {
   return *reinterpret_cast<Memory*>(l2vit_shared_memory);
 }
-
-template <class T> struct AccOf { using type = float; };
-template <> struct AccOf<double> { using type = double; };
-template <class T> using AccType = typename AccOf<T>::type;
 
 __device__ inline double widen(double x) { return x; }
 __device__ inline float widen(float x) { return x; }
@@ -33,13 +29,13 @@ __device__ inline void narrow(float x, float& y) { y = x; }
 __device__ inline void narrow(float x, __half& y) { y = __float2half_rn(x); }
 __device__ inline void narrow(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
 
-// A NaN stays one.
+// NaN stays NaN.
 template <class Acc> __device__ Acc relu(Acc x) { return x <= 0 ? Acc(0) : x; }
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Four neighbours in one or two accesses of 16 bytes.
+// Four adjacent values in one or two accesses of 16 bytes.
 __device__ inline void read4(const float* p, float* x) {
   const float4 four = *reinterpret_cast<const float4*>(p);
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
@@ -71,13 +67,13 @@ template <class T> __device__ bool is_aligned(int64_t elements) {
   return elements * static_cast<int64_t>(sizeof(T)) % 16 == 0;
 }
 
-// 16 bytes: neighbouring channels of a token.
+// 16 bytes: adjacent channels of a token.
 template <class T> struct Chunk {
   static constexpr int size = 16 / sizeof(T);
   T values[size];
 
-  // `wide`: they are aligned, neighbours in memory, and all there. Else `count` of them are read,
-  // `stride` elements apart, the others are zero.
+  // `wide`: the values are aligned, contiguous and all valid. Otherwise `count` of them are read,
+  // `stride` elements apart, and the others are zero.
   __device__ static Chunk load(const T* p, bool wide, int count, int64_t stride) {
     Chunk chunk;
     uint4 bits = make_uint4(0, 0, 0, 0);
@@ -111,20 +107,21 @@ struct Larger {
   template <class Acc> __device__ Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
 };
 
-// What `lanes` neighbouring lanes (a power of 2) hold, taken together, for each of them.
-template <class Acc, class Together>
-__device__ Acc over_lanes(Acc x, int lanes, Together together) {
+// The reduction over `lanes` adjacent lanes (a power of 2), for each of them.
+template <class Acc, class Reduce> __device__ Acc reduce_lanes(Acc x, int lanes, Reduce reduce) {
   for (int step = lanes / 2; step > 0; step /= 2)
-    x = together(x, __shfl_xor_sync(0xffffffff, x, step));
+    x = reduce(x, __shfl_xor_sync(0xffffffff, x, step));
   return x;
 }
 template <class Acc> __device__ Acc sum_lanes(Acc x, int lanes) {
-  return over_lanes(x, lanes, Add());
+  return reduce_lanes(x, lanes, Add());
 }
 
-// Second sums: a block of 32 columns adds up `count` numbers a column, `stride` elements apart; the
-// `Rows` threads of a column take turns. The sum is for the column's first thread.
-template <class Acc, int Rows> struct SumMemory { Acc sums[Rows][32]; };
+// Sums of partial sums: a block of 32 columns adds up `count` numbers per column, `stride` elements
+// apart, with `Rows` threads per column. The first thread of a column gets the sum.
+template <class Acc, int Rows> struct SumMemory {
+  Acc sums[Rows][32];
+};
 
 template <int Rows, class Acc>
 __device__ Acc sum_column(const Acc* first, int64_t count, int64_t stride) {

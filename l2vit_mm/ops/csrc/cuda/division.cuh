@@ -4,46 +4,46 @@
 
 namespace l2vit::cuda {
 
-// Every image is cut into as many parts as it has times `least` tokens, rounded up, but at most
-// `most`: equal ones, in whole tiles of `tile` tokens; `least` is a multiple of it. How an image is cut depends
-// on its own number of tokens alone, and so do its results.
+// Every image is cut into one part per `min_tokens` tokens, rounded up, but at most `max_parts`:
+// equal parts, in whole tiles of `tile` tokens, of which `min_tokens` is a multiple. How an image
+// is cut depends on its own number of tokens alone, and so do its results.
 //
 // The parts of image i have the slots first_slot(i), first_slot(i) + 1, ... Slots number blocks
-// and partial sums. An image has at most ceil(tokens / least) parts, so that those of different
-// images are apart in a packed tensor too, without a sum over the images before; a slot may be
-// empty. `per_image` is 0 where slots follow the tokens of a packed tensor, which are fewer than
-// the most parts for every image.
+// and partial sums. An image has at most ceil(tokens / min_tokens) parts, so that the slots of
+// different images never overlap, in a packed tensor too, without a sum over the images before; a
+// slot may be empty. `per_image` is 0 if slots follow the tokens of a packed tensor, which takes
+// fewer slots than giving every image the maximum.
 struct Division {
   Layout layout;
-  int64_t least, most, tile, per_image;
+  int64_t min_tokens, max_parts, tile, per_image;
 
-  static Division make(const Layout& layout, int64_t least, int64_t most, int64_t tile) {
-    const int64_t per_image = smaller(most, ceil_div(layout.most_tokens(), least));
-    Division division{layout, least, most, tile, per_image};
-    if (layout.cu_seqlens && layout.width / least + layout.images < layout.images * per_image)
+  static Division make(const Layout& layout, int64_t min_tokens, int64_t max_parts, int64_t tile) {
+    const int64_t per_image = smaller(max_parts, ceil_div(layout.max_tokens(), min_tokens));
+    Division division{layout, min_tokens, max_parts, tile, per_image};
+    if (layout.cu_seqlens && layout.width / min_tokens + layout.images < layout.images * per_image)
       division.per_image = 0;
     return division;
   }
 
   int64_t slots() const {
-    return per_image ? layout.images * per_image
-           : layout.cu_seqlens && layout.images ? layout.width / least + layout.images
+    return per_image                            ? layout.images * per_image
+           : layout.cu_seqlens && layout.images ? layout.width / min_tokens + layout.images
                                                 : 0;
   }
 
   __device__ int64_t length(int64_t tokens) const {
-    const int64_t parts = smaller(most, ceil_div(tokens, least));
+    const int64_t parts = smaller(max_parts, ceil_div(tokens, min_tokens));
     return parts ? ceil_div(ceil_div(tokens, parts), tile) * tile : tile;
   }
   __device__ int64_t parts(int64_t tokens) const { return ceil_div(tokens, length(tokens)); }
 
   __device__ int64_t first_slot(int64_t image) const {
-    return per_image ? image * per_image : layout.region(image).start / least + image;
+    return per_image ? image * per_image : layout.region(image).start / min_tokens + image;
   }
 
   __device__ int64_t image_of(int64_t slot) const {
     if (per_image) return slot / per_image;
-    int64_t low = 0, high = layout.images;  // the last image that doesn't begin behind the slot
+    int64_t low = 0, high = layout.images;  // the last image that does not start after the slot
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
       (first_slot(middle) <= slot ? low : high) = middle;
@@ -75,7 +75,7 @@ template <class T> struct Tokens {
   uint32_t columns;
   int channels;
   bool one_row;
-  bool wide;  // 16-byte accesses are right for all tokens and channels
+  bool wide;  // 16-byte accesses are valid for all tokens and channels
 
   __device__ Tokens(const View& view, const Region& region, int64_t image, int64_t head,
                     int64_t channels)
@@ -101,7 +101,7 @@ template <class T> struct Tokens {
     chunk.store(at(index) + first * channel, wide, channels - first, channel);
   }
 
-  // Four channels, as far as there are so many.
+  // Stores up to four channels.
   __device__ void store4(int64_t index, int first, const AccType<T>* values) const {
     T* to = at(index) + first * channel;
     if (wide && first + 4 <= channels) {
@@ -113,7 +113,7 @@ template <class T> struct Tokens {
     }
   }
 
-  // All threads of the block set the channels of the tokens to zero.
+  // Sets the channels of the tokens to zero, by all threads of the block.
   __device__ void clear(int64_t begin, int64_t end) const {
     T zero;
     narrow(AccType<T>(0), zero);

@@ -1,5 +1,6 @@
+// The focused feature map: both passes.
+#include "backend.h"
 #include "focused_map.cuh"
-#include "launch.h"
 #include "launcher.cuh"
 
 namespace l2vit::cuda {
@@ -18,8 +19,7 @@ const char* run(const FocusedMap& f, void* stream, bool backward) {
       launch(add_map_parts<T>, ceil_div(MapTeams::padded<T>(f), 32), 1, 32 * kMapSumRows,
              sizeof(SumMemory<Acc, kMapSumRows>), f, teams);
     } else {
-      launch(focused_map<T, false>, ceil_div(f.rows, teams.count()), 1, teams.threads, 0, f,
-             teams);
+      launch(focused_map<T, false>, ceil_div(f.rows, teams.count()), 1, teams.threads, 0, f, teams);
     }
   });
   return launch.error();
@@ -27,15 +27,13 @@ const char* run(const FocusedMap& f, void* stream, bool backward) {
 
 }  // namespace
 
-int64_t focused_map_workspace(const FocusedMap& f, bool backward) {
+int64_t workspace_size(const FocusedMap& f, bool backward) {
   return with_type(f.dtype, [&](auto type) {
     return map_workspace<typename decltype(type)::type>(f, backward);
   });
 }
 
-const char* focused_map_forward(const FocusedMap& f, void* stream) {
-  return run(f, stream, false);
-}
-const char* focused_map_backward(const FocusedMap& f, void* stream) { return run(f, stream, true); }
+const char* forward(const FocusedMap& f, void* stream) { return run(f, stream, false); }
+const char* backward(const FocusedMap& f, void* stream) { return run(f, stream, true); }
 
 }  // namespace l2vit::cuda

@@ -1,23 +1,23 @@
 // The focused feature map: its kernels.
 //
-// A team of lanes takes a row; it reads the row three times, of which the second and the third come
-// out of the cache: for the largest value, for the norms, and for the result.
+// A team of lanes processes a row and reads it three times, the second and third time from the
+// cache: for the largest value, for the norms, and for the result.
 #pragma once
 #include "common.cuh"
 
 namespace l2vit::cuda {
 
 constexpr int kMapThreads = 256;
-constexpr int64_t kMapParts = 512;  // at most, of the rows: each has sums of its own for ds
-constexpr int kMapSumRows = 16;   // threads for the sum of a channel's parts
-constexpr size_t kMapSharedBytes = 96 << 10;  // at most, for these sums
+constexpr int64_t kMapParts = 512;  // at most: each part of the rows has its own sums for ds
+constexpr int kMapSumRows = 16;     // threads per sum over the parts of a channel
+constexpr size_t kMapSharedBytes = 96 << 10;  // limit for these sums
 
-// How rows are given to lanes.
+// How rows are divided among lanes.
 struct MapTeams {
-  int lanes;      // of a row: a power of 2, as many as there are chunks or a whole warp
-  int threads;    // of a block
+  int lanes;      // per row: a power of 2, as many as there are chunks but at most a warp
+  int threads;    // per block
   int64_t parts;  // of the rows: blocks of the backward pass
-  bool shared;    // the sums for ds have room in shared memory; if not, a block is one team
+  bool shared;    // the sums for ds fit into shared memory; if not, a block is one team
 
   template <class T> static MapTeams make(const FocusedMap& f) {
     MapTeams teams{1, kMapThreads, 0, true};
@@ -31,13 +31,13 @@ struct MapTeams {
   template <class T> size_t shared_bytes(const FocusedMap& f) const {
     return count() * padded<T>(f) * sizeof(AccType<T>);
   }
-  // Channels in whole chunks.
+  // Channels, rounded up to whole chunks.
   template <class T> __host__ __device__ static int64_t padded(const FocusedMap& f) {
     return ceil_div(f.channels, Chunk<T>::size) * Chunk<T>::size;
   }
 };
 
-// Workspace: 1 / softplus(s), and sums for ds of every part, both of padded channels.
+// Workspace: 1 / softplus(s), and sums for ds of every part, both with padded channels.
 template <class T> int64_t map_workspace(const FocusedMap& f, bool backward) {
   const int64_t parts = backward ? MapTeams::make<T>(f).parts : 0;
   return (1 + parts) * MapTeams::padded<T>(f) * sizeof(AccType<T>);
@@ -48,8 +48,7 @@ template <class Acc> __device__ Acc softplus(Acc s) {
 }
 
 template <class Acc>
-__global__ void __launch_bounds__(kMapThreads)
-invert_softplus(const FocusedMap f) {
+__global__ void __launch_bounds__(kMapThreads) invert_softplus(const FocusedMap f) {
   const int64_t i = blockIdx.x * int64_t(kMapThreads) + threadIdx.x;
   if (i < f.channels)
     static_cast<Acc*>(f.workspace)[i] = 1 / softplus(static_cast<const Acc*>(f.s)[i]);
@@ -82,8 +81,8 @@ template <class T> struct MapRow {
     wide_dout = is_aligned<T>(channels) && is_aligned(dout);
   }
 
-  // each(index in the chunk, relu(x + pos) + 1e-6 over softplus, the latter's inverse, whether
-  // x + pos <= 0)
+  // Calls each(index in the chunk, (relu(x + pos) + 1e-6) / softplus, 1 / softplus,
+  // whether x + pos <= 0).
   template <class Each> __device__ void for_each(int first, Each each) const {
     constexpr int size = Chunk<T>::size;
     const auto chunk = Chunk<T>::load(x + first, wide, channels - first, 1);
@@ -112,15 +111,15 @@ template <class T> struct MapRow {
 
 template <class T, bool backward>
 __global__ void __launch_bounds__(kMapThreads, (sizeof(AccType<T>) == 8 ? 2 : 3))
-focused_map(const FocusedMap f, const MapTeams teams) {
+    focused_map(const FocusedMap f, const MapTeams teams) {
   using Acc = AccType<T>;
   constexpr int size = Chunk<T>::size;
   const int lane = threadIdx.x % teams.lanes, team = threadIdx.x / teams.lanes;
   const int start = lane * size, step = teams.lanes * size;
   const Power<Acc> power{static_cast<Acc>(f.power)};
 
-  // Sums of the team's rows for ds: a lane has its own channels, those of equal index in their
-  // chunk are neighbours.
+  // Sums over the rows of the team for ds: every lane has its own channels, and channels of equal
+  // index in their chunks are adjacent.
   const int padded = static_cast<int>(MapTeams::padded<T>(f)), chunks = padded / size;
   Acc* partial = static_cast<Acc*>(f.workspace) + (1 + blockIdx.x) * int64_t(padded);
   Acc* sums = teams.shared ? &shared_memory<Acc>() : partial;
@@ -129,21 +128,20 @@ focused_map(const FocusedMap f, const MapTeams teams) {
     for (int chunk = lane; chunk < chunks; chunk += teams.lanes)
       for (int i = 0; i < size; ++i) team_sums[i * chunks + chunk] = 0;
 
-  // All lanes go round as often, for the sums over lanes.
+  // All lanes iterate equally often, because of the reductions over lanes.
   for (int64_t base = blockIdx.x * int64_t(teams.count()); base < f.rows;
        base += int64_t(gridDim.x) * teams.count()) {
     const MapRow<T> row(f, base + team);
     Acc largest = 0;
     for (int first = start; first < row.channels; first += step)
       row.for_each(first, [&](int, Acc u, Acc, bool) { largest = Larger()(largest, u); });
-    largest = over_lanes(largest, teams.lanes, Larger());
+    largest = reduce_lanes(largest, teams.lanes, Larger());
 
     const Acc inverse_largest = 1 / largest;
     Acc squares = 0, power_squares = 0, product = 0;  // n1^2, n2^2, G
     for (int first = start; first < row.channels; first += step) {
       Chunk<T> dout;
-      if (backward)
-        dout = Chunk<T>::load(row.dout + first, row.wide_dout, row.channels - first, 1);
+      if (backward) dout = Chunk<T>::load(row.dout + first, row.wide_dout, row.channels - first, 1);
       row.for_each(first, [&](int i, Acc u, Acc, bool) {
         const Acc w = u * inverse_largest, p = power(w);
         squares += w * w;
@@ -151,9 +149,9 @@ focused_map(const FocusedMap f, const MapTeams teams) {
         if (backward) product += widen(dout.values[i]) * p;
       });
     }
-    squares = over_lanes(squares, teams.lanes, Add());
-    power_squares = over_lanes(power_squares, teams.lanes, Add());
-    if (backward) product = over_lanes(product, teams.lanes, Add());
+    squares = reduce_lanes(squares, teams.lanes, Add());
+    power_squares = reduce_lanes(power_squares, teams.lanes, Add());
+    if (backward) product = reduce_lanes(product, teams.lanes, Add());
     if (!row.valid) continue;
 
     const Acc ratio = sqrt(squares / power_squares);
@@ -163,8 +161,7 @@ focused_map(const FocusedMap f, const MapTeams teams) {
     const Acc along = product / sqrt(squares * power_squares);  // G / (n1 n2)
     for (int first = start; first < row.channels; first += step) {
       Chunk<T> dout, result;
-      if (backward)
-        dout = Chunk<T>::load(row.dout + first, row.wide_dout, row.channels - first, 1);
+      if (backward) dout = Chunk<T>::load(row.dout + first, row.wide_dout, row.channels - first, 1);
       row.for_each(first, [&](int i, Acc u, Acc inverse, bool cut) {
         const Acc w = u * inverse_largest, p = power(w);
         if constexpr (backward) {
@@ -190,10 +187,10 @@ focused_map(const FocusedMap f, const MapTeams teams) {
   }
 }
 
-// ds: the sums of all parts. A block has 32 of them.
+// ds: the sums over all parts. A block computes 32 of them.
 template <class T>
 __global__ void __launch_bounds__(32 * kMapSumRows)
-add_map_parts(const FocusedMap f, const MapTeams teams) {
+    add_map_parts(const FocusedMap f, const MapTeams teams) {
   using Acc = AccType<T>;
   constexpr int size = Chunk<T>::size;
   const int64_t padded = MapTeams::padded<T>(f), chunks = padded / size;

@@ -1,4 +1,4 @@
-// What the launchers share: the launch itself, and the choice of a template by data type.
+// What the launchers share: the launch itself, and the choice of a template by type.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,7 +9,7 @@
 
 namespace l2vit::cuda {
 
-// Launches kernels one behind the other, up to the first error.
+// Launches kernels one after the other, up to the first error.
 class Launcher {
  public:
   explicit Launcher(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
@@ -22,8 +22,8 @@ class Launcher {
       error_ = cudaErrorInvalidConfiguration;
       return;
     }
-    constexpr size_t kWithoutAsking = 48 << 10;
-    if (shared_bytes > kWithoutAsking)
+    constexpr size_t kDefaultLimit = 48 << 10;
+    if (shared_bytes > kDefaultLimit)
       error_ = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes));
     if (error_ != cudaSuccess) return;
@@ -35,7 +35,7 @@ class Launcher {
     error_ = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   }
 
-  // nullptr, or what went wrong. CUDA forgets it, else the next one who asks would be told.
+  // nullptr or an error message. Clears the error, which CUDA would report to the next caller too.
   const char* error() const {
     if (error_ == cudaSuccess) return nullptr;
     cudaGetLastError();
@@ -47,9 +47,7 @@ class Launcher {
   cudaError_t error_ = cudaSuccess;
 };
 
-template <class T> struct Type { using type = T; };
-
-// Calls function(Type<T>()) for the type of the tensors, or of the sums.
+// Calls function(Type<T>()), T being the type of the tensors.
 template <class Function> auto with_type(Dtype dtype, Function function) {
   switch (dtype) {
     case Dtype::Float64: return function(Type<double>());
@@ -58,10 +56,5 @@ template <class Function> auto with_type(Dtype dtype, Function function) {
     default: return function(Type<__nv_bfloat16>());
   }
 }
-template <class Function> auto with_acc(Dtype dtype, Function function) {
-  return dtype == Dtype::Float64 ? function(Type<double>()) : function(Type<float>());
-}
-
-inline int64_t acc_size(Dtype dtype) { return dtype == Dtype::Float64 ? 8 : 4; }
 
 }  // namespace l2vit::cuda

@@ -1,9 +1,11 @@
-// Half precision, as far as the kernels use it.
+// The part of half precision that the kernels use.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
-struct __half { uint16_t bits; };
+struct __half {
+  uint16_t bits;
+};
 
 inline float __half2float(__half x) {
   _Float16 value;

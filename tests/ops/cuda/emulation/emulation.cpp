@@ -11,9 +11,9 @@
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-// The kernels' dynamic shared memory.
+// The dynamic shared memory of the kernels.
 extern uint4 l2vit_shared_memory[];
-uint4 l2vit_shared_memory[emulation::kMostSharedBytes / sizeof(uint4)];
+uint4 l2vit_shared_memory[emulation::kMaxSharedBytes / sizeof(uint4)];
 
 namespace emulation {
 
@@ -30,9 +30,9 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   State state;
-  int line;             // of the source, where it waits
-  unsigned exchanges;   // how many it has begun
-  char values[2][16];   // what it gives in the last two
+  int line;            // of the source where it waits
+  unsigned exchanges;  // number started
+  char values[2][16];  // its values in the last two
 };
 
 std::mt19937_64 random_engine;
@@ -66,7 +66,7 @@ void begin_fiber() {
   leave(State::Done, 0);
 }
 
-// Until it waits or ends.
+// Runs until it waits or ends.
 void resume(unsigned index) {
   running = index;
   threadIdx = dim3(index, 0, 0);
@@ -125,7 +125,7 @@ void barrier(int line) { leave(State::AtBarrier, line); }
 
 void exchange(int line, const void* value, void* result, size_t size, int other) {
   Fiber& fiber = fibers[running];
-  // Two places: the others may still read the last value, but not the one before.
+  // Two slots: other lanes may still read the last value, but not the one before.
   const unsigned place = fiber.exchanges++ % 2;
   std::memcpy(fiber.values[place], value, size);
   const unsigned partner = running / 32 * 32 + other;

@@ -1,0 +1,69 @@
+"""Models by name, without a config."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import CheckpointLoader
+
+from l2vit_mm.checkpoint import load_backbone
+from l2vit_mm.engine.hooks.strict_load import fit_checkpoint
+from l2vit_mm.registry import find_model, list_models
+
+__all__ = ['get_model', 'list_models', 'load_backbone']
+
+
+def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike | None = None,
+              num_classes: int = 1000, **kwargs: Any) -> BaseModule:
+    """A backbone, or mmpretrain's classifier on it. (Detectors and segmentors have configs.)
+
+    Args:
+        name (str): one of :func:`~l2vit_mm.list_models`.
+        task (str): 'backbone', or 'classifier', which needs mmpretrain: called with images
+            (B, 3, h, w), normalized as for training, it gives logits (B, num_classes).
+        pretrained (str | os.PathLike, optional): a published file, or one that was trained here.
+        num_classes (int): of the classifier.
+        kwargs: arguments of the backbone's class. A classifier's ``out_indices`` is the last stage
+            unless given.
+
+    Returns:
+        BaseModule: in training mode, as modules are when they are made.
+
+    Raises:
+        ValueError: for another ``name`` or ``task``.
+        FileNotFoundError: if there is no such file.
+        CheckpointError: if the file doesn't fit.
+        pickle.UnpicklingError: if it is damaged, or holds more than weights.
+
+    Example:
+        >>> import torch, l2vit_mm
+        >>> l2vit_mm.get_model('l2vit-tiny', task='classifier')(torch.rand(2, 3, 224, 224)).shape
+        torch.Size([2, 1000])
+    """
+    cls, arch = find_model(name)
+    if task not in ('backbone', 'classifier'):
+        raise ValueError(f"task must be 'backbone' or 'classifier', got {task!r}")
+    if task == 'backbone':
+        return (cls(arch, **kwargs) if pretrained is None else
+                load_backbone(pretrained, name, **kwargs))
+    with torch.device('meta'):  # which stage is the last one, and its channels
+        whole = cls(arch)
+    kwargs.setdefault('out_indices', (whole.num_stages - 1,))
+    cfg = dict(
+        type='ImageClassifier',
+        backbone=dict(type=cls.__name__, arch=arch, **kwargs),
+        neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=whole.out_channels[-1]))
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # whatever a Runner has set
+        model = MODELS.build(cfg)
+    if pretrained is None:
+        model.init_weights()
+    else:
+        checkpoint = CheckpointLoader.load_checkpoint(os.fspath(pretrained), 'cpu')
+        fit_checkpoint(model, checkpoint)
+        model.load_state_dict(checkpoint['state_dict'])
+    return model

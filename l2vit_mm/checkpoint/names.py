@@ -1,0 +1,66 @@
+"""Names of published state dicts and ours, both ways."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from functools import cache
+
+from einops import rearrange
+from torch import Tensor
+
+# A published classifier's names, and mmpretrain's.
+HEAD = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
+# Precedes the names of what a file that was converted here keeps of the published one.
+KEPT = 'published.'
+
+
+class NameTable:
+    """A table of names, read in both directions.
+
+    Args:
+        rows (tuple): how a published name begins, and ours; the complete name where both end in
+            ``$``. ``#`` is a number, the same in both. Ours is None for what is skipped when
+            loading. A third entry is the einops pattern that makes the published tensor from ours.
+            Toward our names the rows are applied one after the other, toward the published ones
+            backward.
+
+    Example:
+        >>> table = NameTable(('blocks.#.norm1.', 'stages.#.attn_norm.'), ('head.', None))
+        >>> table.ours('blocks.3.norm1.bias'), table.ours('head.bias')
+        ('stages.3.attn_norm.bias', None)
+    """
+
+    def __init__(self, *rows: tuple) -> None:
+        self.rows = rows
+
+    def ours(self, name: str) -> str | None:
+        """Our name for a published one, itself for one of ours, None for what is skipped."""
+        if name.startswith(KEPT):
+            return None
+        for published, ours, *_ in self.rows:
+            if ours is None and _pattern(published).match(name):
+                return None
+            if ours is not None:
+                name = _pattern(published).sub(_replacement(ours), name)
+        return name
+
+    def published(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """The published name for one of ours, and the tensor in the published shape."""
+        for published, ours, *shape in reversed(self.rows):
+            if ours is not None and _pattern(ours).match(name):
+                name = _pattern(ours).sub(_replacement(published), name)
+                tensor = rearrange(tensor, *shape) if shape else tensor
+        return name, tensor
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    start = re.escape(name.removesuffix('$')).replace(r'\#', r'(\d+)')
+    return re.compile(f'^{start}' + ('$' if name.endswith('$') else ''))
+
+
+@cache
+def _replacement(name: str) -> str:
+    numbers = itertools.count(1)
+    return re.sub('#', lambda _: rf'\g<{next(numbers)}>', name.removesuffix('$'))

@@ -1,0 +1,112 @@
+"""Layer-wise learning rates, and what has no weight decay."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+from l2vit_mm.layers import ResizedTable
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """Learning rates that fall from a model's heads to its stem (ELECTRA, arXiv 2003.10555; BEiT,
+    arXiv 2106.08254), for detectors, segmenters and classifiers alike::
+
+        lr = optimizer.lr * lr_mult * layer_decay_rate ** (last depth - depth)
+
+    The depth is what ``get_layer_depth(param_name, 'backbone.')`` of the model's backbone returns:
+    here 0 for the stem, then one per block; necks and heads have the last. mmpretrain's
+    transformers have that method too.
+
+    Norms, biases and whatever else has one dimension (``scale``, ``temperature``), position
+    encodings and tables of position biases get no weight decay. The groups are logged as a table.
+
+    Args:
+        optim_wrapper_cfg (dict): as in mmengine; the optimizer needs ``lr`` and ``weight_decay``.
+        paramwise_cfg (dict, optional): ``layer_decay_rate`` (0 < rate <= 1, by default 1: the same
+            learning rate for all), and all that mmengine's ``DefaultOptimWrapperConstructor``
+            takes. ``norm_decay_mult``, ``bias_decay_mult`` and ``flat_decay_mult`` are 0 here if
+            they aren't given; a parameter that one of the ``custom_keys`` names has what is given
+            there, as in mmengine, and the layer's factor.
+
+    Raises:
+        ValueError: if ``layer_decay_rate`` is out of range, or the optimizer's ``lr`` or
+            ``weight_decay`` isn't given.
+        TypeError: if the backbone doesn't know the depths of its parameters; raised when called.
+
+    Example:
+        >>> optim_wrapper = dict(
+        ...     type='OptimWrapper', constructor='LayerDecayOptimWrapperConstructor',
+        ...     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+        ...     paramwise_cfg=dict(layer_decay_rate=0.9))
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        cfg = dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.)
+        cfg.update(paramwise_cfg or {})
+        self.rate = cfg.pop('layer_decay_rate', 1.)
+        if not 0. < self.rate <= 1.:
+            raise ValueError('paramwise_cfg.layer_decay_rate must be in (0, 1], got '
+                             f'{self.rate!r}')
+        for key in ('lr', 'weight_decay'):
+            if optim_wrapper_cfg['optimizer'].get(key) is None:
+                raise ValueError(f'optim_wrapper.optimizer.{key} must be a number, as it is set by '
+                                 'group, got none')
+        super().__init__(optim_wrapper_cfg, cfg)
+
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
+                   is_dcn_module: int | float | None = None) -> None:
+        """As mmengine's. In the end, groups of the same depth and settings become one."""
+        super().add_params(params, module, prefix, is_dcn_module)
+        if prefix:  # mmengine's calls this for every child
+            return
+        backbone = getattr(module, 'backbone', None)
+        if self.rate != 1. and not hasattr(backbone, 'get_layer_depth'):
+            raise TypeError('with layer_decay_rate, the backbone must have get_layer_depth, got a '
+                            f'{type(backbone).__name__} in {type(module).__name__}')
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        tables = {id(part.table) for part in module.modules() if isinstance(part, ResizedTable)}
+        custom_keys = self.paramwise_cfg.get('custom_keys', {})
+        merged: dict[Any, tuple[int, dict, dict]] = {}
+        for group in params:
+            parameter, = group.pop('params')
+            name = names[id(parameter)]
+            depth, factor = 0, 1.
+            if self.rate != 1.:
+                depth, depths = backbone.get_layer_depth(name, 'backbone.')
+                factor = self.rate**(depths - 1 - depth)
+            group['lr'] = group.get('lr', self.base_lr) * factor
+            group.setdefault('weight_decay', self.base_wd)
+            if id(parameter) in tables and not any(key in name for key in custom_keys):
+                group['weight_decay'] = 0.
+            key = depth, *sorted(group.items())
+            merged.setdefault(key, (depth, group, {}))[2][name] = parameter
+        rows = sorted(merged.values(), key=lambda row: (row[0], row[1]['weight_decay']))
+        params[:] = [dict(group, params=list(named.values())) for _, group, named in rows]
+        print_log('Parameters of the optimizer:\n' + _table(rows), logger='current')
+
+
+def _part_of(name: str) -> str:
+    """The stage and block of a backbone, or another module, that a parameter is in."""
+    match = re.match(r'(?:backbone\.)?\w+(?:\.\d+)*', name)
+    return match[0] if match else name
+
+
+def _table(rows: list[tuple[int, dict, dict]]) -> str:
+    """One line per group: depth, settings, how many tensors and numbers, and where they are."""
+    lines = [('depth', 'lr', 'weight decay', 'tensors', 'numbers', 'of')]
+    for depth, group, named in rows:
+        # Stages with their block, other modules of a backbone, other modules.
+        parts = dict.fromkeys(_part_of(name) for name in named)
+        lines.append((str(depth), f"{group['lr']:.4g}", f"{group['weight_decay']:g}",
+                      str(len(named)), str(sum(p.numel() for p in named.values())),
+                      ', '.join(parts)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return '\n'.join('  '.join(map(str.rjust, line[:-1], widths)) + '  ' + line[-1]
+                     for line in lines)
