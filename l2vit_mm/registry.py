@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mmengine.registry import MODELS
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from l2vit_mm.backbones.base import BaseBackbone
-
-Class = TypeVar('Class', bound='type[BaseBackbone]')
-
-_backbones: dict[str, type[BaseBackbone]] = {}
+    from l2vit_mm.checkpoint.names import NameTable
 
 
-def register_backbone(name: str, *, test_arch: str | dict) -> Callable[[Class], Class]:
+class BackboneClass(Protocol):
+    """A registered class: a subclass of BaseBackbone, made from an architecture."""
+
+    __name__: str
+    arch_zoo: dict[str, dict[str, Any]]
+    test_arch: str | dict[str, Any]
+    block_types: tuple[type[nn.Module], ...]
+    published_names: NameTable
+
+    def __call__(self, arch: str | dict[str, Any], **kwargs: Any) -> BaseBackbone:
+        """A backbone.
+
+        Args:
+            arch (str | dict): a name in ``arch_zoo``, or a dict with the same keys.
+            kwargs: further arguments of the class.
+        """
+
+
+Class = TypeVar('Class', bound=type)
+
+_backbones: dict[str, BackboneClass] = {}
+
+
+def register_backbone(name: str, *, test_arch: str | dict[str, Any]) -> Callable[[Class], Class]:
     """Registers a backbone's class: the one thing that makes it known, everywhere.
 
     MM builds it by the name of its class, :func:`list_models` and ``get_model`` have
@@ -43,14 +65,14 @@ def register_backbone(name: str, *, test_arch: str | dict) -> Callable[[Class], 
                              f'{_backbones[name].__name__}')
         # mmengine's root registry: mmdet, mmseg and mmpretrain all fall back to it.
         MODELS.register_module(module=cls)
-        cls.test_arch = test_arch
-        _backbones[name] = cls
+        cls.test_arch = test_arch  # type: ignore[attr-defined]
+        _backbones[name] = cls  # type: ignore[assignment]
         return cls
 
     return register
 
 
-def registered_backbones() -> Mapping[str, type[BaseBackbone]]:
+def registered_backbones() -> Mapping[str, BackboneClass]:
     """The classes by their registered names, those of this package and of others."""
     importlib.import_module('l2vit_mm.backbones')
     return _backbones
@@ -68,7 +90,7 @@ def list_models() -> list[str]:
             for arch in cls.arch_zoo]
 
 
-def find_model(name: str) -> tuple[type[BaseBackbone], str]:
+def find_model(name: str) -> tuple[BackboneClass, str]:
     """The class and architecture of one of :func:`list_models`.
 
     Raises:

@@ -37,7 +37,7 @@ def check_files(cfg: Config, phases: Sequence[str]) -> None:
         _check_exists(cfg.load_from, 'checkpoint')
     if 'train' in phases:
         for init_cfg in pretrained_init_cfgs(cfg.model):
-            _check_exists(init_cfg.checkpoint, 'init_cfg.checkpoint')
+            _check_exists(init_cfg['checkpoint'], 'init_cfg.checkpoint')
     try:
         os.makedirs(cfg.work_dir, exist_ok=True)
     except OSError as error:

@@ -57,7 +57,8 @@ def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike |
         type='ImageClassifier',
         backbone=dict(type=cls.__name__, arch=arch, **kwargs),
         neck=dict(type='GlobalAveragePooling'),
-        head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=whole.out_channels[-1]))
+        head=dict(type='LinearClsHead', num_classes=num_classes,
+                  in_channels=whole.out_channels[-1]))
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # whatever a Runner has set
         model = MODELS.build(cfg)
     if pretrained is None:

@@ -36,8 +36,9 @@ def build_runner(cfg: Config) -> Runner:
             raise UsageError(f'--launcher: {cfg.launcher} needs a GPU; without one: pytorch')
         init_cpu_group(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    if isinstance(runner.model, nn.Module):
-        check_channels(runner.model.module if is_model_wrapper(runner.model) else runner.model)
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    if isinstance(model, nn.Module):  # FlexibleRunner builds it later
+        check_channels(model)
     return runner
 
 

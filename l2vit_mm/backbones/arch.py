@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def resolve_arch(arch: str | dict, arch_zoo: Mapping[str, dict],
+def resolve_arch(arch: str | dict[str, Any], arch_zoo: Mapping[str, dict[str, Any]],
                  optional: Mapping[str, Any]) -> dict[str, Any]:
     """Looks an architecture up, or checks one of the user's own.
 

@@ -7,17 +7,20 @@ from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Self
 
 from l2vit_mm.checkpoint.load import adapt_before_loading, load_pretrained
 from l2vit_mm.checkpoint.names import NameTable
 from l2vit_mm.layers import DenseLayout, Layout, PackedLayout
+
+InitCfg = dict[str, Any] | list[dict[str, Any]] | None
 
 
 class BaseBackbone(BaseModule, ABC):
@@ -69,7 +72,9 @@ class BaseBackbone(BaseModule, ABC):
     # Names of published state dicts.
     published_names: ClassVar[NameTable] = NameTable()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> BaseBackbone:
+    init_cfg: InitCfg
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         _check_keywords(cls, kwargs)
         return super().__new__(cls)
 
@@ -79,7 +84,7 @@ class BaseBackbone(BaseModule, ABC):
                  out_indices: Sequence[int] | None = None, frozen_stages: int = -1,
                  norm_eval: bool = False, with_cp: bool = False, output_norm: bool = True,
                  pretrained: str | None = None,
-                 init_cfg: dict | list[dict] | None = None) -> None:
+                 init_cfg: InitCfg = None) -> None:
         if pretrained is not None:
             if init_cfg is not None:
                 raise ValueError(f'only one of pretrained and init_cfg must be given, got '
@@ -163,7 +168,7 @@ class BaseBackbone(BaseModule, ABC):
         # Channels-last from here on: the copy is cheapest while there are three channels.
         x, layout = self.stem(layout.from_map(x), layout)
         maps = {}
-        for index, (stage, stride) in enumerate(zip(self.stages, self.strides, strict=False)):
+        for index, (stage, stride) in enumerate(zip(self._blocks(), self.strides, strict=False)):
             if index and len(self.downsamples):
                 x, layout = self.downsamples[index - 1](x, layout)
             for block in stage:
@@ -187,13 +192,16 @@ class BaseBackbone(BaseModule, ABC):
             found = (f'{valid_hw.dtype} of the shape {tuple(valid_hw.shape)}'
                      if isinstance(valid_hw, Tensor) else f'a {type(valid_hw).__name__}')
             raise ValueError(f'valid_hw must be a tensor of integers, ({batch}, 2), got {found}')
-        sizes = [tuple(size) for size in valid_hw.tolist()]
+        sizes = [(h, w) for h, w in valid_hw.tolist()]
         if not all(1 <= h <= height and 1 <= w <= width for h, w in sizes):
             raise ValueError(f'valid_hw must have heights from 1 to {height} and widths from 1 to '
                              f'{width}, got {sizes}')
         if all(size == (height, width) for size in sizes):
             return DenseLayout(batch, height, width)
         return PackedLayout.of_sizes(sizes)
+
+    def _blocks(self) -> list[nn.ModuleList]:
+        return cast('list[nn.ModuleList]', list(self.stages))
 
     def _run(self, block: nn.Module, x: Tensor, layout: Layout) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():
@@ -209,7 +217,7 @@ class BaseBackbone(BaseModule, ABC):
             *self.stage_norms[:self.frozen_stages]
         ]
 
-    def train(self, mode: bool = True) -> BaseBackbone:
+    def train(self, mode: bool = True) -> Self:
         """As torch's; frozen stages, and BatchNorms under ``norm_eval``, stay in eval mode."""
         super().train(mode)
         for module in self._frozen_modules():
@@ -248,7 +256,7 @@ class BaseBackbone(BaseModule, ABC):
             the block after it, a stage's own norm with the block before; output norms and
             whatever is not the backbone's come last), and the number of depths.
         """
-        depths = [len(stage) for stage in self.stages]
+        depths = [len(blocks) for blocks in self._blocks()]
         num_layers = sum(depths) + 2
         if not param_name.startswith(prefix):
             return num_layers - 1, num_layers
@@ -281,7 +289,7 @@ class BaseBackbone(BaseModule, ABC):
         return {}
 
 
-def _is_pretrained(cfg: dict) -> bool:
+def _is_pretrained(cfg: dict[str, Any]) -> bool:
     kind = cfg['type']
     return (kind if isinstance(kind, str) else kind.__name__) in ('Pretrained', 'PretrainedInit')
 

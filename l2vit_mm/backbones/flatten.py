@@ -70,7 +70,7 @@ class FLattenBackbone(BaseBackbone):
         ('head.', None),
     )
 
-    def __init__(self, arch: str | dict, in_channels: int = 3, attn_types: str | None = None,
+    def __init__(self, arch: str | dict[str, Any], in_channels: int = 3, attn_types: str | None = None,
                  attention: str = 'focused', focusing_factor: float = 3, kernel_size: int = 5,
                  pretrain_size: int | None = None, drop_path_rate: float = 0.,
                  options: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ class FLattenBackbone(BaseBackbone):
             stage_norms=self.make_stage_norms(), **kwargs)
 
     @classmethod
-    def resolve(cls, arch: str | dict) -> dict[str, Any]:
+    def resolve(cls, arch: str | dict[str, Any]) -> dict[str, Any]:
         """The settings of an architecture, with one entry per stage where there are lists."""
         return resolve_arch(arch, cls.arch_zoo, cls.arch_defaults)
 
@@ -171,7 +171,7 @@ def split_attn_types(attn_types: str, depths: Sequence[int]) -> list[str]:
     return [''.join(next(letters) for _ in range(depth)) for depth in depths]
 
 
-def check_per_stage(name: str, values: Sequence, depths: Sequence[int], optional: bool) -> None:
+def check_per_stage(name: str, values: Sequence[int | None], depths: Sequence[int], optional: bool) -> None:
     """Checks an argument that has one size per stage.
 
     Args:

@@ -123,7 +123,7 @@ class FLattenCSWin(FLattenBackbone):
         *FLattenBackbone.published_names.rows,
     )
 
-    def __init__(self, arch: str | dict = 'tiny', *, split_sizes: Sequence[int] | None = None,
+    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, split_sizes: Sequence[int] | None = None,
                  linear_window_size: Sequence[int | None] | None = None, **kwargs: Any) -> None:
         super().__init__(arch, options=dict(split_sizes=split_sizes,
                                             linear_window_size=linear_window_size), **kwargs)
@@ -139,7 +139,7 @@ class FLattenCSWin(FLattenBackbone):
         return PatchEmbedding(in_channels, self.channels[0], 7, 4, padding=2)
 
     def make_downsamples(self) -> Iterator[nn.Module]:
-        return (PatchEmbedding(*self.channels[stage - 1:stage + 1], 3, 2, padding=1)
+        return (PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
                 for stage in range(1, len(self.depths)))
 
     def make_attention(self, stage: int, block: int) -> nn.Module:

@@ -50,14 +50,14 @@ class FLattenDeiT(FLattenBackbone):
     norm_eps = 1e-6
     published_names = NameTable()  # no code was released
 
-    def __init__(self, arch: str | dict = 'tiny', *, out_indices: Sequence[int] | None = None,
+    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, out_indices: Sequence[int] | None = None,
                  **kwargs: Any) -> None:
         if out_indices is None:
             out_indices = (len(self.resolve(arch)['depths']) - 1,)
         super().__init__(arch, out_indices=out_indices, **kwargs)
 
     @classmethod
-    def resolve(cls, arch: str | dict) -> dict[str, Any]:
+    def resolve(cls, arch: str | dict[str, Any]) -> dict[str, Any]:
         settings = resolve_arch(arch, cls.arch_zoo, cls.arch_defaults)
         depth = settings['depth']
         return {**settings, 'channels': (settings['channels'],) * depth, 'depths': (1,) * depth,

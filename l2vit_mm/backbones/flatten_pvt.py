@@ -68,7 +68,7 @@ class FLattenPVT(FLattenBackbone):
           for i in range(3)),
     )
 
-    def __init__(self, arch: str | dict = 'tiny', *, sr_ratios: Sequence[int] | None = None,
+    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, sr_ratios: Sequence[int] | None = None,
                  output_norm: bool = False, **kwargs: Any) -> None:
         super().__init__(arch, output_norm=output_norm, options=dict(sr_ratios=sr_ratios), **kwargs)
 
@@ -142,7 +142,7 @@ class FLattenPVTv2(FLattenBackbone):
         ('stages.#.#.mlp.dwconv.dwconv.', 'stages.#.#.mlp.dwconv.'),
     )
 
-    def __init__(self, arch: str | dict = 'b0', *, sr_ratios: Sequence[int] | None = None,
+    def __init__(self, arch: str | dict[str, Any] = 'b0', *, sr_ratios: Sequence[int] | None = None,
                  output_norm: bool = False, **kwargs: Any) -> None:
         if output_norm:
             raise ValueError('output_norm must be False, as the stages of FLattenPVTv2 end in '
@@ -156,7 +156,7 @@ class FLattenPVTv2(FLattenBackbone):
         return PatchEmbedding(in_channels, self.channels[0], 7, 4, padding=3)
 
     def make_downsamples(self) -> Iterator[nn.Module]:
-        return (PatchEmbedding(*self.channels[stage - 1:stage + 1], 3, 2, padding=1)
+        return (PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
                 for stage in range(1, len(self.depths)))
 
     def make_attention(self, stage: int, block: int) -> nn.Module:

@@ -90,7 +90,7 @@ class FLattenSwin(FLattenBackbone):
         *FLattenBackbone.published_names.rows,
     )
 
-    def __init__(self, arch: str | dict = 'tiny', *, window_size: int | None = None,
+    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, window_size: int | None = None,
                  linear_window_size: Sequence[int | None] | None = None, **kwargs: Any) -> None:
         super().__init__(arch, options=dict(window_size=window_size,
                                             linear_window_size=linear_window_size), **kwargs)
@@ -130,8 +130,8 @@ class FLattenSwin(FLattenBackbone):
                 if letter != 'S':
                     continue
                 name = f'layers.{stage}.blocks.{block}'
-                found[f'{name}.attn.relative_position_index'] = (
-                    self.stages[stage][block].attn.bias.index())
+                attn: Any = self._blocks()[stage][block].attn
+                found[f'{name}.attn.relative_position_index'] = attn.bias.index()
                 # The published code has no windows that don't divide the map.
                 if block % 2 and self.map_size(stage) > w and self.map_size(stage) % w == 0:
                     found[f'{name}.attn_mask'] = shift_mask(self.map_size(stage), w)

@@ -58,7 +58,7 @@ class LinearBlock(nn.Module):
     """
 
     def __init__(self, channels: int, num_heads: int, mlp_ratio: float, drop_path: float,
-                 norm_cfg: dict) -> None:
+                 norm_cfg: dict[str, Any]) -> None:
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
@@ -77,7 +77,8 @@ class LinearBlock(nn.Module):
         return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
-@register_backbone('l2vit', test_arch='pico')
+@register_backbone('l2vit', test_arch=dict(
+    channels=(8, 16), depths=(2, 2), num_heads=(1, 2), window_size=3, mlp_ratio=2.))
 class L2ViT(BaseBackbone):
     """The backbone of "The Linear Attention Resurrection in Vision Transformer" (L2ViT,
     arXiv 2501.16182).
@@ -146,7 +147,7 @@ class L2ViT(BaseBackbone):
 
     block_types = (WindowBlock, LinearBlock)
 
-    def __init__(self, arch: str | dict = 'tiny', in_channels: int = 3,
+    def __init__(self, arch: str | dict[str, Any] = 'tiny', in_channels: int = 3,
                  window_size: int | None = None, drop_path_rate: float = 0.,
                  norm_cfg: dict[str, Any] = dict(type='BN'), **kwargs: Any) -> None:
         settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.))

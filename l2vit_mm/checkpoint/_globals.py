@@ -41,9 +41,9 @@ class _Array(np.ndarray):
     def __setstate__(self, state: tuple) -> None:
         _, shape, dtype, fortran, data = state
         values = np.frombuffer(data, dtype.dtype).reshape(shape)  # checks that they fit
-        super().__setstate__((1, values.shape, values.dtype, bool(fortran), data))
+        super().__setstate__((1, values.shape, values.dtype, fortran, data))
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> Any:
         return np.asarray(self).__reduce__()
 
 
@@ -100,7 +100,7 @@ _HARMLESS = {
 def only_harmless_globals() -> Iterator[None]:
     """Adds the stand-ins to torch's list, before the user's additions of the same names."""
     before = torch.serialization.get_safe_globals()
-    ours = [(stand_in, name) for stand_in, names in _HARMLESS.items() for name in names]
+    ours: list[Any] = [(stand_in, name) for stand_in, names in _HARMLESS.items() for name in names]
     names = {name for _, name in ours}
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(

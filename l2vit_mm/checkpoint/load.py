@@ -77,7 +77,7 @@ def check_and_log(backbone: BaseBackbone, state: Mapping[str, Any], report: Load
 
 
 def adapt_before_loading(backbone: nn.Module, state_dict: dict[str, Any], prefix: str,
-                         *_: object) -> None:
+                         *args: object) -> None:
     """A backbone's load_state_dict pre-hook: torch's and mmengine's loaders both call it, before
     they look at the backbone's children."""
     names = [name for name in state_dict if name.startswith(prefix)]
@@ -165,7 +165,7 @@ def candidates(state: Mapping[str, Any]) -> list[str]:
                  if isinstance(value, Tensor)}
         names.pop(None, None)
         for arch in cls.arch_zoo:
-            own = _numels(cls, arch)
+            own = _numels(prefix, arch)
             agree = sum(own.get(name) == value.numel() for name, value in names.items())
             scores[f'{prefix}-{arch}'] = agree / max(len(own), len(names), 1)
     best = max(scores.values())
@@ -178,6 +178,7 @@ def looks_like(state: Mapping[str, Any]) -> str:
 
 
 @cache
-def _numels(cls: type[BaseBackbone], arch: str) -> dict[str | None, int]:
+def _numels(name: str, arch: str) -> dict[str | None, int]:
+    cls = registered_backbones()[name]
     with torch.device('meta'):
         return {name: value.numel() for name, value in cls(arch).state_dict().items()}

@@ -61,9 +61,10 @@ _ops_finder = _OpsFinder()
 def _check_not_late() -> None:
     """Looks for a toolbox's module that tried to import mmcv's operators and goes on without."""
     for name, module in list(sys.modules.items()):
-        if not name.startswith(_TOOLBOXES) or not getattr(module, '__file__', None):
+        path = getattr(module, '__file__', None)
+        if not name.startswith(_TOOLBOXES) or not path:
             continue  # not a toolbox's, or a folder without code
-        with open(module.__file__, encoding='utf-8') as file:
+        with open(path, encoding='utf-8') as file:
             if _GUARDED_IMPORT.search(file.read()):
                 raise RuntimeError(
                     f'mmcv has no compiled operators, and {name} was imported before l2vit_mm '

@@ -34,11 +34,11 @@ def main() -> str | None:
     elif file is not None and not ours:
         return f'left alone: this mmcv has operators of its own, {file}'
     elif command == 'install':
-        file = os.path.join(mmcv.submodule_search_locations[0], '_ext.py')
+        file = os.path.join(os.path.dirname(str(mmcv.origin)), '_ext.py')
         with open(file, 'w', encoding='utf-8') as stream:
             stream.write(_EXT)
         print(f'wrote {file}')
-    elif ours:
+    elif file is not None:
         os.remove(file)
         print(f'removed {file}')
     else:

@@ -7,13 +7,18 @@ A name that is not defined here exists too (mmcv asserts that it does) and raise
 CPU and CUDA run the same code. Half and bfloat16 inputs are computed in float32 and rounded once,
 which is at least as accurate as mmcv's kernels.
 """
-from typing import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor
+
+from l2vit_mm.compat._soft_nms import softnms as softnms
 
 # mmcv's kernels clamp probabilities to FLT_MIN before the logarithm, whatever their type.
 _FLT_MIN = torch.finfo(torch.float32).tiny
@@ -23,7 +28,7 @@ def __getattr__(name: str) -> Callable:
     if name.startswith('__'):  # what Python and pytest probe a module for
         raise AttributeError(name)
 
-    def missing(*args, **kwargs):
+    def missing(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
             f'mmcv op {name!r} is not supplied by torchvision: it needs an mmcv with compiled ops '
             '(docs/compat.md says how to build one)')
@@ -39,7 +44,7 @@ def get_compiling_cuda_version() -> str:
     return f'not compiled (operators of torchvision {torchvision.__version__})'
 
 
-def _wide(*tensors: Tensor):
+def _wide(*tensors: Tensor) -> Any:
     """Half precision as float32, anything else as it is."""
     wide = tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
     return wide if len(wide) > 1 else wide[0]
@@ -53,62 +58,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     # mmcv holds the threshold as a float: an IoU of just float32(0.1) does not exceed 0.1
     threshold = float(np.float32(iou_threshold))
     return torch.ops.torchvision.nms(boxes, scores.to(boxes.dtype), threshold)
-
-
-def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
-            min_score: float, method: int, offset: int) -> Tensor:
-    """Soft NMS (Bodla et al. 2017) with mmcv's order and tie rules.
-
-    Args:
-        boxes: (N, 4), on the CPU.
-        scores: (N,), on the CPU.
-        dets: (N, 5), receives the kept boxes and their decayed scores in its first rows.
-        method: 0 naive, 1 linear, 2 gaussian.
-
-    Returns:
-        Tensor: indices of the kept boxes, in the order in which they were picked.
-    """
-    # columns x1, y1, x2, y2, score, area; numpy float32 rounds after each operation as C++ does
-    table = np.empty((len(boxes), 6), dtype=np.float32)
-    table[:, :4] = boxes.detach().float().numpy()
-    table[:, 4] = scores.detach().float().numpy()
-    offset = np.float32(offset)
-    table[:, 5] = (table[:, 2] - table[:, 0] + offset) * (table[:, 3] - table[:, 1] + offset)
-    iou_threshold, sigma, min_score = np.float32([iou_threshold, sigma, min_score])
-    order = np.arange(len(table))
-
-    picked = 0
-    while picked < len(table):
-        best = picked + int(table[picked:, 4].argmax())  # the first of equals
-        table[[picked, best]] = table[[best, picked]]
-        order[[picked, best]] = order[[best, picked]]
-        top, rest = table[picked], table[picked + 1:]
-        picked += 1
-
-        width = np.minimum(top[2], rest[:, 2]) - np.maximum(top[0], rest[:, 0]) + offset
-        height = np.minimum(top[3], rest[:, 3]) - np.maximum(top[1], rest[:, 1]) + offset
-        inter = np.maximum(width, 0) * np.maximum(height, 0)
-        with np.errstate(invalid='ignore', divide='ignore'):  # two empty boxes: 0 / 0
-            iou = inter / (top[5] + rest[:, 5] - inter)
-        if method == 2:
-            # exp in float64, rounded once: what a correctly rounded float32 exp gives
-            decay = np.exp((-(iou * iou) / sigma).astype(np.float64)).astype(np.float32)
-        else:
-            decay = np.where(iou >= iou_threshold, 1 - iou if method == 1 else np.float32(0),
-                             np.float32(1))
-        rest[:, 4] *= decay
-
-        # mmcv fills the place of a dropped box with the last of the list: the survivors beyond
-        # the new end move, last first, into the gaps before it
-        keep = ~(rest[:, 4] < min_score)
-        end = int(keep.sum())
-        gaps = picked + np.flatnonzero(~keep[:end])
-        movers = picked + end + np.flatnonzero(keep[end:])[::-1]
-        table[gaps], order[gaps] = table[movers], order[movers]
-        table, order = table[:picked + end], order[:picked + end]
-
-    dets[:len(table)] = torch.from_numpy(table[:, :5]).to(dets.dtype)
-    return torch.from_numpy(order)
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -141,8 +90,8 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         y = y.view(aligned_height, 1, grid_h, 1).expand(shape).flatten(2)
         x = x.view(1, aligned_width, 1, grid_w).expand(shape).flatten(2)
         image = input[int(roi[0])].flatten(1)  # (C, H * W)
-        value = sum(weight * image[:, index]
-                    for index, weight in _corners(y, x, *input.shape[2:]))
+        value: Any = sum(weight * image[:, index]
+                         for index, weight in _corners(y, x, *input.shape[2:]))
         largest, which = value.max(dim=-1)  # the first of equals
         found = largest > -10000
         output[k] = largest.clamp(min=-10000)
@@ -175,7 +124,8 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     grad_input.copy_(total.view_as(grad_input))
 
 
-def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int, aligned: bool):
+def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int,
+                      aligned: bool) -> tuple[Tensor, int]:
     """Positions (bins, grid) of the samples along one side of a RoI, and grid."""
     length = high - low
     if not aligned:
@@ -187,7 +137,8 @@ def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int,
     return bin_start[:, None] + within, grid
 
 
-def _corners(y: Tensor, x: Tensor, height: int, width: int):
+def _corners(y: Tensor, x: Tensor, height: int,
+             width: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Flat index and bilinear weight of the four pixels around each position.
 
     A position more than one pixel outside the map has weight 0, one nearer is moved to the border.
@@ -264,17 +215,18 @@ def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, 
         grad_bias.copy_(grads[4])
 
 
-def _deform_conv(output: Tensor, *args) -> None:
+def _deform_conv(output: Tensor, *args: Any) -> None:
     output.copy_(torch.ops.torchvision.deform_conv2d(*_deform_conv_arguments(*args)))
 
 
-def _deform_conv_backward(grad_output: Tensor, *args):
+def _deform_conv_backward(grad_output: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Gradients of input, weight, offset, mask and bias."""
     return torch.ops.torchvision._deform_conv2d_backward(
         _wide(grad_output), *_deform_conv_arguments(*args))
 
 
-def _deform_conv_arguments(input, weight, offset, mask, bias, geometry):
+def _deform_conv_arguments(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None,
+                           bias: Tensor | None, geometry: tuple[int, ...]) -> tuple[Any, ...]:
     """torchvision's operator has no optional tensors: it wants fillers and a flag."""
     use_mask = mask is not None
     if mask is None:
@@ -308,7 +260,8 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
     grad_input.copy_(grad * class_weight)
 
 
-def _focal_loss_terms(input: Tensor, target: Tensor, weight: Tensor):
+def _focal_loss_terms(input: Tensor, target: Tensor,
+                      weight: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
     """Probability (N, C), whether the element is its row's class (N, C), weight (N, 1) or 1."""
     p = _wide(input).sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=target.device)
@@ -331,7 +284,8 @@ def ms_deform_attn_forward(value: Tensor, spatial_shapes: Tensor, level_start_in
     Returns:
         Tensor: (B, Q, heads * D), in value's type.
     """
-    return _ms_deform_attn(*_wide(value, sampling_loc, attn_weight), spatial_shapes).to(value.dtype)
+    wide, locations, weights = _wide(value, sampling_loc, attn_weight)
+    return _ms_deform_attn(wide, locations, weights, spatial_shapes).to(value.dtype)
 
 
 def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
@@ -340,7 +294,7 @@ def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_i
                             grad_attn_weight: Tensor, im2col_step: int) -> None:
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in _wide(value, sampling_loc, attn_weight)]
-        output = _ms_deform_attn(*inputs, spatial_shapes)
+        output = _ms_deform_attn(inputs[0], inputs[1], inputs[2], spatial_shapes)
     grads = torch.autograd.grad(output, inputs, grad_output.to(output.dtype))
     for target, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads):
         target.copy_(grad)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class SeededDataset(torch.utils.data.Dataset):
     def __init__(self, dataset: dict) -> None:
         vars(self)['dataset'] = DATASETS.build(dataset)  # past __setattr__
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         if name == 'dataset':  # not there yet, in a copy that is being made
             raise AttributeError(name)
         return getattr(self.dataset, name)

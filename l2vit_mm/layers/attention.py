@@ -79,22 +79,22 @@ class SpatialReductionAttention(nn.Module):
         super().__init__()
         self.q = nn.Linear(channels, channels)
         self.kv = nn.Linear(channels, 2 * channels)
+        self.reduction = None
         if reduction > 1:
             self.reduction = nn.Conv2d(channels, channels, reduction, stride=reduction)
             self.reduction_norm = nn.LayerNorm(channels)
-        else:
-            self.reduction = None
         self.core = core
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         q, reduced, key_layout = self.q(x), x, layout
-        if self.reduction is not None:
-            stride = self.reduction.stride[0]
+        reduction = self.reduction
+        if reduction is not None:
+            stride = reduction.stride[0]
             key_layout = layout.reduced(stride)
             reduced = self.reduction_norm(layout.over_maps(
-                lambda maps: self.reduction(pad_to_multiple(maps, stride)), x, key_layout))
+                lambda maps: reduction(pad_to_multiple(maps, stride)), x, key_layout))
         k, v = self.kv(reduced).chunk(2, -1)
         return self.proj(self.core(q, k, v, layout, key_layout))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -121,7 +123,7 @@ class LocalConcentrationModule(nn.Module):
         norm_cfg (dict): config of the BatchNorm.
     """
 
-    def __init__(self, channels: int, norm_cfg: dict) -> None:
+    def __init__(self, channels: int, norm_cfg: dict[str, Any]) -> None:
         super().__init__()
         self.conv1 = depthwise_conv(channels, 7)
         self.bn = build_batch_norm(norm_cfg, channels)
@@ -179,7 +181,7 @@ class ConvStem(nn.Module):
         norm_cfg (dict): config of the BatchNorms.
     """
 
-    def __init__(self, in_channels: int, channels: int, norm_cfg: dict) -> None:
+    def __init__(self, in_channels: int, channels: int, norm_cfg: dict[str, Any]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels // 2, 3, stride=2, padding=1)
         self.bn1 = build_batch_norm(norm_cfg, channels // 2)

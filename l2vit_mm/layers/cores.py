@@ -33,10 +33,9 @@ def _heads(tokens: Tensor, layout: Layout, num_heads: int) -> Tensor:
 def _linear(q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout,
             feature_map: str) -> Tensor:
     """The operator on heads (_heads) of all three, to tokens (..., C)."""
-    offsets = dict(cu_seqlens=layout.cu_seqlens(q.device))
-    if key_layout != layout:
-        offsets.update(cu_seqlens_k=key_layout.cu_seqlens(q.device))
-    out = linear_attention(q, k, v, feature_map=feature_map, normalizer='mean', **offsets)
+    out = linear_attention(
+        q, k, v, feature_map=feature_map, normalizer='mean', cu_seqlens=layout.cu_seqlens(q.device),
+        cu_seqlens_k=None if key_layout == layout else key_layout.cu_seqlens(q.device))
     return layout.from_sequences(out.flatten(-2))
 
 
@@ -52,7 +51,8 @@ class SharedDepthwiseConv(nn.Conv2d):
         super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2,
                          groups=head_dim)
 
-    def forward(self, v: Tensor, key_layout: Layout, layout: Layout) -> Tensor:
+    def forward(self, v: Tensor, key_layout: Layout,  # type: ignore[override]
+                layout: Layout) -> Tensor:
         """Values (..., C) of ``key_layout`` to tokens (..., C) of ``layout``.
 
         Where the layouts differ, an image's values are first stretched to its number of queries,
@@ -64,6 +64,7 @@ class SharedDepthwiseConv(nn.Conv2d):
                 for values, (_, h, w) in zip(key_layout.split(v), layout.groups)])
         channels = v.shape[-1]
         repeats = channels // self.in_channels
+        assert self.bias is not None
         weight, bias = self.weight.repeat(repeats, 1, 1, 1), self.bias.repeat(repeats)
         return layout.over_maps(lambda maps: F.conv2d(maps, weight, bias, padding=self.padding,
                                                       groups=channels), v)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from l2vit_mm.layers.layout import Layout
@@ -13,7 +15,7 @@ BATCH_NORMS = {
 }
 
 
-def build_batch_norm(norm_cfg: dict, channels: int) -> nn.Module:
+def build_batch_norm(norm_cfg: dict[str, Any], channels: int) -> nn.Module:
     """Builds a BatchNorm over (B, C, H, W) maps.
 
     Args:

@@ -1,8 +1,9 @@
-"""What was learnt a position at one map size, for maps of any size."""
+"""What was learned per position at one map size, for maps of any size."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,7 @@ class PositionTable(ResizedTable):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(*size, channels))
         self.mode = mode
-        self._kept = {}
+        self._cache: dict[tuple[int, int, int, bool], Tensor] = {}
 
     def forward(self, layout: Layout) -> Tensor:
         """The table at a layout's size, in a shape that broadcasts over the tokens (..., C)."""
@@ -70,23 +71,23 @@ class PositionTable(ResizedTable):
             return resize_table(self.table, height, width, self.mode)
         # Nor can what is made in inference mode be used outside of it.
         key = height, width, self.table._version, torch.is_inference_mode_enabled()
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT_SIZES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = resize_table(self.table.detach(), height, width, self.mode)
-        return self._kept[key]
+        if key not in self._cache:
+            while len(self._cache) >= _KEPT_SIZES:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = resize_table(self.table.detach(), height, width, self.mode)
+        return self._cache[key]
 
-    def train(self, mode: bool = True) -> 'PositionTable':
-        self._kept.clear()
+    def train(self, mode: bool = True) -> PositionTable:
+        self._cache.clear()
         return super().train(mode)
 
-    def _apply(self, *args, **kwargs) -> 'PositionTable':
-        self._kept.clear()
-        return super()._apply(*args, **kwargs)
+    def _apply(self, *args: Any, **kwargs: Any) -> PositionTable:
+        self._cache.clear()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def fit(self, loaded: Tensor) -> Tensor:
-        """As published (1, h * w, C), or as ours (h, w, C); the places of another number are taken
-        for a square map."""
+        """As published (1, h * w, C), or as ours (h, w, C); another number of positions is taken for
+        a square map."""
         height, width, channels = self.table.shape
         if loaded.numel() == self.table.numel() and loaded.shape[-1] == channels:
             return loaded.reshape(self.table.shape)
@@ -105,7 +106,7 @@ class PositionTable(ResizedTable):
 
 
 class RelativePositionBias(ResizedTable):
-    """Swin's bias of an attention inside windows (arXiv 2103.14030): one number a head for each
+    """Swin's bias of an attention inside windows (arXiv 2103.14030): one number per head for each
     offset between a query and a key.
 
     Args:
@@ -126,8 +127,8 @@ class RelativePositionBias(ResizedTable):
     def index(self) -> Tensor:
         """The row of the table for each query and key of a window, (w * w, w * w)."""
         w = self.window_size
-        places = torch.arange(w, device=self.table.device)
-        offset = places[:, None] - places + w - 1  # (w, w): of a query and a key along an axis
+        positions = torch.arange(w, device=self.table.device)
+        offset = positions[:, None] - positions + w - 1  # (w, w): of a query and a key along an axis
         index = offset[:, None, :, None] * (2 * w - 1) + offset[None, :, None, :]
         return index.reshape(w * w, w * w)
 

@@ -73,7 +73,8 @@ class SimpleFeaturePyramid(BaseModule):
         for module in self.modules():
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, a=1)
 

@@ -17,7 +17,7 @@ def _load() -> str | None:
     if not _FILE.exists():
         return f'l2vit_mm was installed without its compiled operators; {_HOW}'
     try:
-        torch.ops.load_library(_FILE)  # type: ignore[no-untyped-call]
+        torch.ops.load_library(_FILE)
     except OSError as error:  # a missing symbol, most often
         return (f'{_FILE} does not load with torch {torch.__version__} '
                 f'({error.__cause__ or error}); {_HOW}')

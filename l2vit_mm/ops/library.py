@@ -12,7 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 _NAMESPACE = 'l2vit_mm'
 # Registrations last as long as this object does.
-_library = torch.library.Library(_NAMESPACE, 'FRAGMENT')  # type: ignore[no-untyped-call]
+_library = torch.library.Library(_NAMESPACE, 'FRAGMENT')
 
 
 def register_operator(name: str, *, fake: Callable[..., Any], setup_context: Callable[..., None],
@@ -43,7 +43,7 @@ def register_backward(name: str, *, fake: Callable[..., Any], flops: Callable[..
 def register_autocast(name: str, function: Callable[..., Any]) -> None:
     """Registers the ``function`` that is called in place of the operator under autocast."""
     for key in ('AutocastCPU', 'AutocastCUDA'):
-        _library.impl(name, function, key)  # type: ignore[no-untyped-call]
+        _library.impl(name, function, key)
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

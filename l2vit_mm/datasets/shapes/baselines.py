@@ -152,7 +152,7 @@ def mean_iou(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def _load_label_maps(root: Path, split: str) -> list[np.ndarray]:
     """The PNGs of a split, uint8 (H, W) each."""
-    return [cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    return [np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))
             for path in sorted((root / 'annotations' / split).glob('*.png'))]
 
 

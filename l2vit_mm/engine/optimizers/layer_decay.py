@@ -48,9 +48,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        cfg = dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.)
+        cfg: dict[str, Any] = dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.)
         cfg.update(paramwise_cfg or {})
-        self.rate = cfg.pop('layer_decay_rate', 1.)
+        self.rate: float = cfg.pop('layer_decay_rate', 1.)
         if not 0. < self.rate <= 1.:
             raise ValueError('paramwise_cfg.layer_decay_rate must be in (0, 1], got '
                              f'{self.rate!r}')
@@ -66,7 +66,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         super().add_params(params, module, prefix, is_dcn_module)
         if prefix:  # mmengine's calls this for every child
             return
-        backbone = getattr(module, 'backbone', None)
+        backbone: Any = getattr(module, 'backbone', None)
         if self.rate != 1. and not hasattr(backbone, 'get_layer_depth'):
             raise TypeError('with layer_decay_rate, the backbone must have get_layer_depth, got a '
                             f'{type(backbone).__name__} in {type(module).__name__}')
@@ -81,7 +81,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if self.rate != 1.:
                 depth, depths = backbone.get_layer_depth(name, 'backbone.')
                 factor = self.rate**(depths - 1 - depth)
-            group['lr'] = group.get('lr', self.base_lr) * factor
+            base_lr: Any = group.get('lr', self.base_lr)
+            group['lr'] = base_lr * factor
             group.setdefault('weight_decay', self.base_wd)
             if id(parameter) in tables and not any(key in name for key in custom_keys):
                 group['weight_decay'] = 0.

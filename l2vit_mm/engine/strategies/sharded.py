@@ -10,7 +10,6 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import FUNCTIONS, STRATEGIES
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from l2vit_mm.registry import registered_backbones
 
@@ -20,7 +19,7 @@ def backbone_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> 
     """FSDP's ``auto_wrap_policy``: each block of our backbones is a unit, and what remains of the
     model is one more."""
     blocks = {block for cls in registered_backbones().values() for block in cls.block_types}
-    return ModuleWrapPolicy(blocks)(module, recurse, nonwrapped_numel)
+    return recurse or isinstance(module, tuple(blocks))
 
 
 @STRATEGIES.register_module()
@@ -56,7 +55,8 @@ class ShardedStrategy(FSDPStrategy):
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             wrapper = super().build_optim_wrapper(optim_wrapper, model)
         if wrapper.clip_grad_kwargs and wrapper.clip_func is nn.utils.clip_grad_norm_:
-            wrapper.clip_func = lambda _, **settings: model.clip_grad_norm_(**settings)
+            whole: Any = model
+            wrapper.clip_func = lambda _, **settings: whole.clip_grad_norm_(**settings)
         return wrapper
 
     def load_optim_state_dict(self, state_dict: dict) -> None:

@@ -35,9 +35,9 @@ class PackedLayout(Layout):
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
-    def of_sizes(cls, sizes: Sequence[tuple[int, ...]]) -> PackedLayout:
+    def of_sizes(cls, sizes: Sequence[tuple[int, int]]) -> PackedLayout:
         """The layout of images of some heights and widths."""
-        return cls(tuple((len(list(same)), *size) for size, same in itertools.groupby(sizes)))
+        return cls(tuple((len(list(same)), h, w) for (h, w), same in itertools.groupby(sizes)))
 
     @cached_property
     def batch(self) -> int:  # type: ignore[override]
@@ -103,10 +103,7 @@ class PackedLayout(Layout):
                     table.append((start, h, w, rows, columns, shift_y, shift_x))
                     start += rows * columns * h * w
             image, y, x = self._positions(device)
-            first, h, w, rows, columns, shift_y, shift_x = (
-                torch.tensor(table, device=device)[image].unbind(1))
-            y, x = (y - shift_y) % (rows * h), (x - shift_x) % (columns * w)
-            indices = first + ((y // h * columns + x // w) * h + y % h) * w + x % w
+            indices = _index_in_windows(y, x, torch.tensor(table, device=device)[image])
             layout: Layout = PackedLayout(tuple(groups))
             if len({(h, w) for _, h, w in groups}) == 1:
                 layout = DenseLayout(layout.batch, layout.height, layout.width)
@@ -132,7 +129,7 @@ class PackedLayout(Layout):
             maps = function(self.to_map(tokens, self.height, self.width))
             layout = self if out_layout is None else out_layout
             assert isinstance(layout, PackedLayout)
-            indices = layout._map_indices(*maps.shape[2:], maps.device)
+            indices = layout._map_indices(maps.shape[2], maps.shape[3], maps.device)
             return _Gather.apply(maps.permute(0, 2, 3, 1).flatten(0, 2), indices)
         groups = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
                   for group, (_, h, w) in zip(self.split(tokens), self.groups, strict=True))
@@ -212,6 +209,20 @@ class PackedLayout(Layout):
         return torch.cat(values)
 
 
+def _index_in_windows(y: Tensor, x: Tensor, windows: Tensor) -> Tensor:
+    """Where tokens are among the tokens of all windows.
+
+    Args:
+        y (Tensor): row of each token in its image, (T,).
+        x (Tensor): column, (T,).
+        windows (Tensor): for each token, of its image: the first index, height and width of a
+            window, rows and columns of windows, vertical and horizontal shift, (T, 7).
+    """
+    first, h, w, rows, columns, shift_y, shift_x = windows.unbind(1)
+    y, x = (y - shift_y) % (rows * h), (x - shift_x) % (columns * w)
+    return first + ((y // h * columns + x // w) * h + y % h) * w + x % w
+
+
 class _Scatter(torch.autograd.Function):
     """Rows (T, C) to their indices among others, which are zero."""
 
@@ -221,7 +232,7 @@ class _Scatter(torch.autograd.Function):
         return rows.new_zeros(count, rows.shape[1]).index_copy_(0, indices, rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _Gather.apply(gradient, *ctx.saved_tensors), None, None
 
 
@@ -236,5 +247,5 @@ class _Gather(torch.autograd.Function):
         return rows.index_select(0, indices)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _Scatter.apply(gradient, *ctx.saved_tensors, ctx.count), None
