@@ -152,7 +152,7 @@ def mean_iou(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def _load_label_maps(root: Path, split: str) -> list[np.ndarray]:
     """The PNGs of a split, uint8 (H, W) each."""
-    return [cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    return [np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))
             for path in sorted((root / 'annotations' / split).glob('*.png'))]
 
 
@@ -187,8 +187,8 @@ def compute_scores(
          [rng.integers(1, len(SEG_CLASSES) + 1, label.shape) for label in truth]),
         ('the labels of a random training image',
          [cv2.resize(label, true.shape[::-1], interpolation=cv2.INTER_NEAREST)
-          for label, true in zip(others, truth)])):
-        rows.append((name, None, None, mean_iou(zip(predictions, truth))))
+          for label, true in zip(others, truth, strict=True)])):
+        rows.append((name, None, None, mean_iou(zip(predictions, truth, strict=True))))
     return rows
 
 
