@@ -114,6 +114,7 @@ bench_ops.main(['--dtype', 'float32', 'bfloat16', '--threads', '1', '--json', 'o
     return json.loads((folder / 'out' / 'figures.json').read_text()), result.stdout
 
 
+@pytest.mark.train
 def test_figures(tiny_run):
     figures, _ = tiny_run
     assert figures['environment']['threads'] == 1
@@ -149,6 +150,7 @@ def test_figures(tiny_run):
             assert row['state_bytes'] == 64 * 33 * 4
 
 
+@pytest.mark.train
 def test_tables(tiny_run):
     figures, printed = tiny_run
     stage = figures['results'][0]['stages'][0]
@@ -193,6 +195,7 @@ def test_a_step_on_valid_regions_is_the_step_on_single_images(monkeypatch):
     assert not torch.allclose(gradients['padded'][0], gradients['valid'][0], rtol=1e-2)
 
 
+@pytest.mark.train
 def test_table_of_batches(tmp_path, capsys):
     file = tmp_path / 'figures.json'
     bench_batch.main(['--arch', 'pico', '--batches', '2', '--rounds', '3', '--scale', '0.1',

@@ -22,6 +22,7 @@ def report(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.train
 def test_this_environment():
     result = subprocess.run([sys.executable, '-m', 'l2vit_mm'], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -34,6 +35,7 @@ def test_this_environment():
         assert lines['mmengine'].startswith(mmengine.__version__ + ' (')
 
 
+@pytest.mark.train
 def test_without_toolboxes_and_extension():
     code = """
 import runpy, sys

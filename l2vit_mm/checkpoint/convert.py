@@ -162,6 +162,7 @@ def _outputs(model: BaseBackbone, checkpoint: Mapping[str, Any],
     found = {f'stage {stage}': values
              for stage, values in zip(model.out_indices, maps, strict=True)}
     if rest.keys() == set(HEAD.values()):
-        weight, bias = (rest[key].float() for key in HEAD.values())
+        # Copied: where a file's tensors lie in memory can change the last bit of a product.
+        weight, bias = (rest[key].float().clone() for key in HEAD.values())
         found['logits'] = F.linear(maps[-1].mean((2, 3)), weight, bias)
     return {**found, **rest}

@@ -447,7 +447,7 @@ def test_bad_arguments(family, kwargs, error, message):
 # Mixed precision. On a CPU autocast is bfloat16; float16 overflows at 65504.
 
 
-def amp_train(family, device, dtype):
+def amp_train(family, device, dtype, steps=20):
     torch.manual_seed(0)
     model = family(next(iter(family.arch_zoo))).to(device).train()
     # Activations 50 times as large: those of the stem, and of all queries, keys and values.
@@ -458,7 +458,7 @@ def amp_train(family, device, dtype):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16, init_scale=128.)
     image = 50 * torch.randn(2, 3, 64, 96, device=device)
-    for _ in range(20):
+    for _ in range(steps):
         with torch.autocast(device, dtype):
             loss = sum(out.float().square().mean() for out in model(image))
         assert loss.isfinite()
@@ -481,7 +481,7 @@ ALL = pytest.mark.parametrize('family', [*FAMILIES, L2ViT], ids=lambda family: f
 
 @ALL
 def test_mixed_precision_training_stays_finite(family):
-    amp_train(family, 'cpu', torch.bfloat16)
+    amp_train(family, 'cpu', torch.bfloat16, steps=5)  # its range is that of float32
 
 
 @needs_gpu
@@ -490,9 +490,10 @@ def test_mixed_precision_training_stays_finite_cuda(family):
     amp_train(family, 'cuda', torch.float16)
 
 
-def half_precision_error(family, device, size):
+def half_precision_error(family, device, size, **arch):
     torch.manual_seed(0)
-    model = family(next(iter(family.arch_zoo))).to(device).eval()
+    first = next(iter(family.arch_zoo.values()))
+    model = family({**first, **arch}).to(device).eval()
     image = torch.randn(1, 3, *size, device=device)
     with torch.no_grad():
         expected = model(image)
@@ -509,7 +510,9 @@ def test_float16_agrees_with_float32(family):
 @pytest.mark.slow
 @ALL
 def test_float16_agrees_with_float32_on_a_large_image(family):
-    assert half_precision_error(family, 'cpu', (800, 1216)) < 0.02
+    # What a large image has more of is tokens, in each block: one block per stage shows it.
+    arch = dict(depth=2) if family is FLattenDeiT else dict(depths=(1, 1, 1, 1))
+    assert half_precision_error(family, 'cpu', (800, 1216), **arch) < 0.02
 
 
 @needs_gpu

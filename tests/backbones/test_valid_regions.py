@@ -83,9 +83,10 @@ size = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.usefixtures('maps')
-def test_alone_and_in_a_batch(name, dtype):
+@pytest.mark.parametrize('maps, dtype', [
+    ('padded', torch.float32), ('padded', torch.float64), ('by size', torch.float64)],
+    indirect=['maps'])
+def test_alone_and_in_a_batch(name, maps, dtype):
     model = build(name, dtype)
     tolerance = TOLERANCE[dtype]
 

@@ -80,6 +80,7 @@ def test_without_mmcv(monkeypatch):
     assert compat._ops_finder not in sys.meta_path
 
 
+@pytest.mark.train
 @needs_mmcv
 def test_supply_is_lazy():
     """Importing l2vit_mm imports neither torchvision nor a toolbox."""
@@ -94,6 +95,7 @@ GUARDED = 'try:\n    from mmcv.ops import nms\nexcept ImportError:\n    nms = No
 CONFIG = "custom_imports = dict(imports=['l2vit_mm'])\n"
 
 
+@pytest.mark.train
 @needs_mmcv
 def test_wrong_import_order_is_told(tmp_path):
     """To the user of a config, past mmengine, which hides the text of an ImportError."""
@@ -111,6 +113,7 @@ def test_wrong_import_order_is_told(tmp_path):
         assert output.startswith('<function nms')
 
 
+@pytest.mark.train
 @needs_mmcv
 def test_stock_tool_after_install(tmp_path):
     """Everything of the real mmcv, with our file in it: mmdet may now be imported first."""

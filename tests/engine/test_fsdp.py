@@ -124,6 +124,7 @@ def train_a_share(rank, processes, backend, folder, *model):
     dist.destroy_process_group()
 
 
+@pytest.mark.train
 @pytest.mark.parametrize('backend', ['gloo', pytest.param('nccl', marks=cuda)])
 def test_processes_that_share_a_model_train_it_as_one_does(backend, tmp_path):
     if backend == 'gloo' and torch.cuda.is_available():

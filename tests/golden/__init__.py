@@ -5,6 +5,7 @@ two implementations get the same weights without a file of them.
 """
 import json
 import zlib
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ def _normal(key: str, shape: list[int]) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(zlib.crc32(key.encode()))).standard_normal(shape)
 
 
-def fill(key: str, shape: list[int]) -> Tensor:
-    """The value of a published state-dict entry."""
+@lru_cache(maxsize=None)
+def fill(key: str, shape: tuple[int, ...]) -> Tensor:
+    """The value of a published state-dict entry, kept: drawing it takes far longer than a copy."""
     last = key.rpartition('.')[2]
     if last == 'num_batches_tracked':
         return torch.zeros(shape, dtype=torch.long)
@@ -58,7 +60,7 @@ def fill(key: str, shape: list[int]) -> Tensor:
 
 def state_dict(model: dict) -> dict[str, Tensor]:
     """A state dict under the published names."""
-    return {key: fill(key, shape) for key, shape in model['keys'].items()}
+    return {key: fill(key, tuple(shape)).clone() for key, shape in model['keys'].items()}
 
 
 def image(run: dict) -> Tensor:

@@ -40,7 +40,7 @@ def test_opcheck(layout, scale, device, compiled):
     torch.library.opcheck(ops.linear_attention_backward.default,
                           (dout, *qkv, scale, 1.5, *state, *sizes, *OPTIONS))
     _, *state = ops.linear_attention_qkvpacked(together, scale, 1.5, *together_sizes, *OPTIONS)
-    torch.library.opcheck(ops.linear_attention_qkv_backward.default,
+    torch.library.opcheck(ops.linear_attention_qkvpacked_backward.default,
                           (dout, together, scale, 1.5, *state, *together_sizes, *OPTIONS))
 
     for x in (*qkv, together, *([] if scale is None else [scale])):

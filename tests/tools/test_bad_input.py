@@ -32,6 +32,7 @@ def error_of(repo, monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.train
 def test_exit_status_of_the_command(repo):
     process = subprocess.run(
         [sys.executable, 'tools/train.py', 'configs/none.py'],
@@ -146,6 +147,7 @@ def last_error_of(main, argv, capsys):
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.train
 def test_broken_checkpoint(test_tool, repo, tmp_path, capsys, ade_files, small_upernet):
     broken = tmp_path / 'broken.pth'
     broken.write_bytes(b'not a checkpoint')
@@ -154,6 +156,7 @@ def test_broken_checkpoint(test_tool, repo, tmp_path, capsys, ade_files, small_u
     assert str(broken) in last_error_of(test_tool, argv, capsys)
 
 
+@pytest.mark.train
 def test_checkpoint_of_something_else(
         train, test_tool, repo, tmp_path, capsys, ade_files, small_upernet):
     other, options = tmp_path / 'other.pth', ['--work-dir', str(tmp_path / 'work'), '--cfg-options',
@@ -167,6 +170,7 @@ def test_checkpoint_of_something_else(
     assert 'does not fit L2ViT: it looks like flatten-pvt-v2-b0; ' in line
 
 
+@pytest.mark.train
 def test_missing_label_map_that_a_worker_finds(
         train, repo, tmp_path, capsys, shapes, ade_files, small_upernet):
     data = tmp_path / 'data'

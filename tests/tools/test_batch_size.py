@@ -12,6 +12,7 @@ from l2vit_mm.backbones import L2ViT
 from l2vit_mm.datasets.shapes import generate
 
 CONFIG = 'demo_mask_rcnn_l2vit_pico_shapes.py'
+pytestmark = pytest.mark.train
 
 
 @pytest.fixture(scope='module')

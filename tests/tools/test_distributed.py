@@ -102,6 +102,7 @@ def threads_left(folder):
     return counts
 
 
+@pytest.mark.train
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(config, environment, repo, tmp_path):
     single, double = tmp_path / 'single', tmp_path / 'double'
@@ -133,6 +134,7 @@ def test_two_processes_compute_what_one_does(config, environment, repo, tmp_path
     assert threads_left(tmp_path) == ['0', '0']
 
 
+@pytest.mark.train
 @pytest.mark.slow
 def test_when_one_process_is_killed_the_others_end(config, environment, repo, tmp_path):
     work_dir = tmp_path / 'work'
@@ -172,6 +174,7 @@ del cycle
 '''
 
 
+@pytest.mark.train
 @pytest.mark.parametrize('end, status', [
     ('', 0), ('sys.exit(2)', 2), ('torch.distributed.destroy_process_group()', 0)])
 def test_a_process_leaves_its_group_before_it_ends(end, status, config, environment, repo):
@@ -213,6 +216,7 @@ def test_slurm(script, arguments, expected, repo, tmp_path):
     assert words[words.index('py') + 2].endswith(f'tools/{expected.split()[0]}')
 
 
+@pytest.mark.train
 def test_slurm_without_a_gpu_is_one_line(config, repo):
     if torch.cuda.is_available():
         pytest.skip('there is one')

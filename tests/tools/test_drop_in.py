@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.train
 MASK_RCNN = '''
 _base_ = '{mim}/configs/mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)

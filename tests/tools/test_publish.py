@@ -12,6 +12,8 @@ from l2vit_mm.checkpoint.safe_load import load
 from l2vit_mm.apis.errors import run
 from tools.publish import main
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def detector():

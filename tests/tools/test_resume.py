@@ -105,6 +105,7 @@ def check_exact(run, config, settings, work_dir, kill_at, previous, last):
             assert torch.equal(value, two['optimizer']['state'][index][key]), (index, key)
 
 
+@pytest.mark.train
 @pytest.mark.slow
 def test_a_detector_resumes_exactly(run, small_mask_rcnn, coco_files, tmp_path):
     settings = [
@@ -116,6 +117,7 @@ def test_a_detector_resumes_exactly(run, small_mask_rcnn, coco_files, tmp_path):
                 'epoch_5.pth', 'epoch_4.pth', 'epoch_10.pth')
 
 
+@pytest.mark.train
 @pytest.mark.slow
 def test_a_segmenter_resumes_exactly(run, small_upernet, ade_files, tmp_path):
     settings = [

@@ -9,6 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+pytestmark = pytest.mark.train
+
+
 def load(path):
     return torch.load(path, map_location='cpu', weights_only=False)  # written by this test
 
