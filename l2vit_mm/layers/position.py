@@ -86,6 +86,7 @@ class PositionTable(ResizedTable):
         return self._cache[key]
 
     def train(self, mode: bool = True) -> PositionTable:
+        """As torch's; empties the cache."""
         self._cache.clear()
         return super().train(mode)
 
