@@ -1,8 +1,19 @@
 """torch.library.opcheck, torch.compile, torch.export, autocast and CUDA graphs."""
 import pytest
 import torch
-from op_testing import (LAYOUTS, assert_close, expected, join, layout_options, needs_extension,
-                        needs_gpu, random_images, relative_error, run, tolerances)
+from op_testing import (
+    LAYOUTS,
+    assert_close,
+    expected,
+    join,
+    layout_options,
+    needs_extension,
+    needs_gpu,
+    random_images,
+    relative_error,
+    run,
+    tolerances,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkvpacked
