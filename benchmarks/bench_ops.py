@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import report
-from l2vit_mm.ops import extension, focused_feature_map, linear_attention, linear_attention_qkvpacked
+from l2vit_mm.ops import (extension, focused_feature_map, linear_attention,
+                          linear_attention_qkvpacked)
 from measure import Timer, medians, peak_memory, relative, slope
 
 HEAD_DIM = 32
