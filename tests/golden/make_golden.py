@@ -126,7 +126,7 @@ def build(published: Published) -> nn.Module:
 
 
 def sample(out: Tensor, key: str) -> dict:
-    """Describes one output: its shape, mean and std, and its values at places drawn from a key."""
+    """Describes an output by its shape, mean and std, and its values at indices drawn from a key."""
     flat = out.detach().double().flatten()
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(f'index:{key}'.encode())))
     index = rng.integers(0, flat.numel(), SAMPLES).tolist()
@@ -139,7 +139,7 @@ def describe(name: str, published: Published, model: nn.Module) -> dict:
     """Fills the weights of a published model, runs it and returns its golden entry.
 
     Args:
-        name: Name of the entry; the images and the kept places are drawn from it.
+        name: Name of the entry; the images and the kept indices are drawn from it.
         published: How the model is run.
         model: The published model.
     """
