@@ -126,12 +126,12 @@ def build(published: Published) -> nn.Module:
 
 
 def sample(out: Tensor, key: str) -> dict:
-    """Describes an output by its shape, mean and std, and its values at indices drawn from a key."""
+    """Describes an output by shape, mean, std, and its values at indices drawn from a key."""
     flat = out.detach().double().flatten()
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(f'index:{key}'.encode())))
     index = rng.integers(0, flat.numel(), SAMPLES).tolist()
-    return {'shape': list(out.shape), 'mean': flat.mean().item(), 'std': flat.std(correction=0).item(),
-            'index': index, 'value': flat[index].tolist()}
+    return {'shape': list(out.shape), 'mean': flat.mean().item(),
+            'std': flat.std(correction=0).item(), 'index': index, 'value': flat[index].tolist()}
 
 
 @torch.no_grad()
