@@ -1,4 +1,4 @@
-"""The script that makes golden figures, on our backbones in the place of the published models."""
+"""The scripts that make golden figures, on our own code in the place of the published."""
 
 import json
 import os
@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from l2vit_mm import compat
 from l2vit_mm.registry import registered_backbones
 from tests import golden
-from tests.golden import make_golden
+from tests.golden import make_golden, make_mmcv_ops
 
 
 class Stage(nn.Module):
@@ -135,3 +137,16 @@ def test_detection_backbone_needs_no_mmdetection_2(tmp_path):
     result = subprocess.run([sys.executable, '-c', code], env=environment, text=True,
                             capture_output=True)
     assert result.stdout == 'mix_local_enhanced_vit\n', result.stderr
+
+
+def test_mmcv_ops():
+    """The operators that we supply, in the place of a compiled mmcv's."""
+    pytest.importorskip('mmcv')
+    compat.supply_mmcv_ops()
+    with np.load(make_mmcv_ops.FILE) as file:
+        known = {name: torch.from_numpy(array) for name, array in file.items()}
+    inputs = {name: known[name] for name in make_mmcv_ops.INPUTS}
+    out = make_mmcv_ops.figures(inputs)
+    assert set(known) == {*inputs, *out}
+    for name, value in out.items():
+        torch.testing.assert_close(value, known[name], rtol=1e-4, atol=1e-4)
