@@ -12,6 +12,7 @@ from l2vit_mm.datasets.shapes import draw_objects, generate, render
 
 
 def parse_args() -> argparse.Namespace:
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--root', default='data/shapes', help='folder to write')
@@ -41,6 +42,7 @@ def show(folder: Path, seed: int, num: int) -> None:
 
 
 def main() -> None:
+    """Writes the data set and, if asked, pictures of it."""
     args = parse_args()
     # Not to a log file, where every step of the bar would stay.
     track = partial(track_iter_progress, file=sys.stdout) if sys.stdout.isatty() else None

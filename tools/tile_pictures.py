@@ -14,6 +14,7 @@ GAP = 6  # pixels, between pictures
 
 
 def parse_args() -> argparse.Namespace:
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('folder', help='folder of the pictures, searched recursively')
@@ -48,11 +49,11 @@ def tile(pictures: list[tuple[str, np.ndarray]], columns: int, title: str | None
         row = pictures[start:start + columns]
         height = max(picture.shape[0] for _, picture in row) + CAPTION + GAP
         cells = np.full((columns, height, width, 3), 255, np.uint8)
-        for cell, (name, picture) in zip(cells, row):
+        for cell, (name, picture) in zip(cells, row, strict=False):
             h, w = picture.shape[:2]
             cell[CAPTION:CAPTION + h, GAP:GAP + w] = picture
             write_caption(cell, name)
-        rows.append(np.hstack(cells))
+        rows.append(np.hstack(list(cells)))
     if title:
         rows.insert(0, np.full((CAPTION, columns * width, 3), 255, np.uint8))
         write_caption(rows[0], title)
@@ -60,6 +61,7 @@ def tile(pictures: list[tuple[str, np.ndarray]], columns: int, title: str | None
 
 
 def main() -> None:
+    """Writes the picture."""
     args = parse_args()
     if args.num < 1 or args.columns < 1 or args.scale <= 0:
         sys.exit('error: --num, --columns and --scale must be positive, got '

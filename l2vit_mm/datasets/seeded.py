@@ -68,6 +68,7 @@ class SeededSampler(torch.utils.data.Sampler):
         return len(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
+        """Called by the runner before each epoch."""
         self.epoch = epoch
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)

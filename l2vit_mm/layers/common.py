@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -215,7 +214,7 @@ class Downsample(nn.Module):
         self.proj = nn.Conv2d(in_channels, channels, 2, stride=2)
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
+        """Tokens (..., C) of H x W maps to tokens (..., C') of ceil(H / 2) x ceil(W / 2) maps."""
         reduced = layout.reduced(2)
         x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x),
                              reduced)

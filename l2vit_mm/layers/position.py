@@ -133,7 +133,7 @@ class RelativePositionBias(ResizedTable):
         return index.reshape(w * w, w * w)
 
     def fit(self, loaded: Tensor) -> Tensor:
-        """Published tables have this form; another window's is resized bicubically, as Swin's."""
+        """As published, ((2 w - 1)^2, H); that of another window is resized bicubically, as Swin's."""
         side, num_heads = 2 * self.window_size - 1, self.table.shape[1]
         if loaded.shape == self.table.shape or loaded.ndim != 2 or loaded.shape[1] != num_heads:
             return loaded

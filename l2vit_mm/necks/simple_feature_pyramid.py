@@ -14,6 +14,7 @@ class MapLayerNorm(nn.LayerNorm):
     """LayerNorm over the channels of (B, C, H, W) maps."""
 
     def forward(self, feature_map: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C, H, W)."""
         return super().forward(feature_map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

@@ -6,10 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
-                                L2ViT)
-from l2vit_mm.layers import ATTENTIONS
+from l2vit_mm.backbones import (
+    FLattenCSWin,
+    FLattenDeiT,
+    FLattenPVT,
+    FLattenPVTv2,
+    FLattenSwin,
+    L2ViT,
+)
 from l2vit_mm.checkpoint.convert import to_published
+from l2vit_mm.layers import ATTENTIONS
 from l2vit_mm.registry import registered_backbones
 from tests import golden
 from tests.backbones.checks import make, randomized

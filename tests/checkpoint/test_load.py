@@ -6,8 +6,9 @@ import torch
 from mmengine.logging import MMLogger
 
 import l2vit_mm
-from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
-                                L2ViT)
+from l2vit_mm.backbones import (
+    L2ViT,
+)
 from l2vit_mm.checkpoint.load import looks_like
 from l2vit_mm.registry import find_model
 from tests import golden

@@ -1,7 +1,6 @@
 """Loading that can't run code, by every way in which mmengine loads a checkpoint."""
 import os
 import pickle
-import sys
 from pathlib import PurePosixPath
 
 import numpy as np

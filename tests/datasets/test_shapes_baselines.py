@@ -53,7 +53,7 @@ def test_mean_iou_is_that_of_mmseg():
     areas = [IoUMetric.intersect_and_union(
         torch.from_numpy(predicted - 1), torch.from_numpy(np.where(true, true - 1, 255)), num, 255)
         for predicted, true in pairs]
-    expected = IoUMetric.total_area_to_metrics(*map(sum, zip(*areas)))['IoU'].mean()
+    expected = IoUMetric.total_area_to_metrics(*map(sum, zip(*areas, strict=True)))['IoU'].mean()
     assert baselines.mean_iou(pairs) == pytest.approx(expected, abs=1e-6)
 
 

@@ -4,8 +4,13 @@ import pytest
 
 from l2vit_mm.datasets.shapes import CLASSES, SPLITS, render
 from l2vit_mm.datasets.shapes.outlines import OUTLINES, contour_area, coverage
-from l2vit_mm.datasets.shapes.renderer import (MAX_OBJECTS, MIN_BOX, MIN_CONTRAST,
-                                               _contrasting_color, _visible)
+from l2vit_mm.datasets.shapes.renderer import (
+    MAX_OBJECTS,
+    MIN_BOX,
+    MIN_CONTRAST,
+    _contrasting_color,
+    _visible,
+)
 
 
 @pytest.fixture(scope='module')

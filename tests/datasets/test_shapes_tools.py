@@ -67,7 +67,7 @@ def test_tile_pictures(run, tmp_path):
     picture = cv2.imread(str(out))
     assert picture.shape == (160 + 40 + 2 * 24, 2 * 126, 3)
     for (name, color), (y, x, h, w) in zip(
-            colors.items(), [(18, 6, 80, 120), (18, 132, 160, 60), (202, 6, 40, 100)]):
+            colors.items(), [(18, 6, 80, 120), (18, 132, 160, 60), (202, 6, 40, 100)], strict=True):
         assert (picture[y:y + h, x:x + w] == color).all(), name
         assert (picture == color).all(-1).sum() == h * w, name
     assert not (picture == (9, 90, 9)).all(-1).any()  # only three

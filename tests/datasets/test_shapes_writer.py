@@ -6,8 +6,16 @@ import pytest
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 
-from l2vit_mm.datasets.shapes import (CLASSES, PALETTE, SEG_CLASSES, SEG_PALETTE, SPLITS, generate,
-                                      render, writer)
+from l2vit_mm.datasets.shapes import (
+    CLASSES,
+    PALETTE,
+    SEG_CLASSES,
+    SEG_PALETTE,
+    SPLITS,
+    generate,
+    render,
+    writer,
+)
 
 NUM = dict(training=60, validation=25)
 
@@ -63,7 +71,7 @@ def test_files_hold_what_render_gives(root):
                    if annotation['image_id'] == 5]
     assert [annotation['category_id'] for annotation in annotations] == [
         label + 1 for label, _ in objects]
-    for annotation, (_, mask) in zip(annotations, objects):
+    for annotation, (_, mask) in zip(annotations, objects, strict=True):
         assert np.array_equal(mask_utils.decode(annotation['segmentation']), mask)
 
 

@@ -5,7 +5,7 @@ two implementations get the same weights without a file of them.
 """
 import json
 import zlib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ def _normal(key: str, shape: list[int]) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(zlib.crc32(key.encode()))).standard_normal(shape)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fill(key: str, shape: tuple[int, ...]) -> Tensor:
     """The value of a published state-dict entry, kept: drawing it takes far longer than a copy."""
     last = key.rpartition('.')[2]

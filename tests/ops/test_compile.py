@@ -1,8 +1,19 @@
 """torch.library.opcheck, torch.compile, torch.export, autocast and CUDA graphs."""
 import pytest
 import torch
-from op_testing import (LAYOUTS, assert_close, expected, join, layout_options, needs_extension,
-                        needs_gpu, random_images, relative_error, run, tolerances)
+from op_testing import (
+    LAYOUTS,
+    assert_close,
+    expected,
+    join,
+    layout_options,
+    needs_extension,
+    needs_gpu,
+    random_images,
+    relative_error,
+    run,
+    tolerances,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention_qkvpacked
@@ -40,7 +51,7 @@ def test_opcheck(layout, scale, device, compiled):
     torch.library.opcheck(ops.linear_attention_backward.default,
                           (dout, *qkv, scale, 1.5, *state, *sizes, *OPTIONS))
     _, *state = ops.linear_attention_qkvpacked(together, scale, 1.5, *together_sizes, *OPTIONS)
-    torch.library.opcheck(ops.linear_attention_qkv_backward.default,
+    torch.library.opcheck(ops.linear_attention_qkvpacked_backward.default,
                           (dout, together, scale, 1.5, *state, *together_sizes, *OPTIONS))
 
     for x in (*qkv, together, *([] if scale is None else [scale])):

@@ -11,8 +11,12 @@ import torch
 from op_testing import needs_extension, needs_gpu
 
 import l2vit_mm
-from l2vit_mm.ops import (extension, focused_feature_map, linear_attention,
-                          linear_attention_qkvpacked)
+from l2vit_mm.ops import (
+    extension,
+    focused_feature_map,
+    linear_attention,
+    linear_attention_qkvpacked,
+)
 
 HERE = Path(__file__).parent
 BUILD = os.environ.get('L2VIT_MM_BUILD', 'auto')

@@ -3,8 +3,19 @@ import itertools
 
 import pytest
 import torch
-from op_testing import (DTYPES, LAYOUTS, assert_close, expected, join, needs_extension,
-                        random_images, relative_error, run, threshold, tolerances)
+from op_testing import (
+    DTYPES,
+    LAYOUTS,
+    assert_close,
+    expected,
+    join,
+    needs_extension,
+    random_images,
+    relative_error,
+    run,
+    threshold,
+    tolerances,
+)
 
 from l2vit_mm.ops import linear_attention, linear_attention_qkvpacked
 

@@ -13,9 +13,9 @@ from torch import nn
 import l2vit_mm
 from l2vit_mm.apis.errors import run
 from l2vit_mm.backbones import FLattenSwin, L2ViT
-from l2vit_mm.checkpoint.state import unwrap
-from l2vit_mm.checkpoint.safe_load import load
 from l2vit_mm.checkpoint import convert
+from l2vit_mm.checkpoint.safe_load import load
+from l2vit_mm.checkpoint.state import unwrap
 from l2vit_mm.registry import find_model, list_models
 from tests import golden
 from tests.tools.conftest import tool

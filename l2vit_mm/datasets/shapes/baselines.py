@@ -187,8 +187,8 @@ def compute_scores(
          [rng.integers(1, len(SEG_CLASSES) + 1, label.shape) for label in truth]),
         ('the labels of a random training image',
          [cv2.resize(label, true.shape[::-1], interpolation=cv2.INTER_NEAREST)
-          for label, true in zip(others, truth)])):
-        rows.append((name, None, None, mean_iou(zip(predictions, truth))))
+          for label, true in zip(others, truth, strict=True)])):
+        rows.append((name, None, None, mean_iou(zip(predictions, truth, strict=True))))
     return rows
 
 

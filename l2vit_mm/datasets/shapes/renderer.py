@@ -187,7 +187,8 @@ def _add_objects(rng: np.random.Generator, image: np.ndarray) -> list[tuple[int,
             areas.append(area)
             fill = _contrasting_color(rng, image[window][::3, ::3].reshape(-1, 3))
             if rng.random() < 0.5:
-                fill = _texture(rng, alpha.shape[0], alpha.shape[1], fill, _similar_color(rng, fill, 60))
+                fill = _texture(rng, alpha.shape[0], alpha.shape[1], fill,
+                                _similar_color(rng, fill, 60))
             _paint(image, window, alpha, fill)
             break
     return [(label, owner == number) for number, label in enumerate(labels, 1)]

@@ -163,7 +163,7 @@ def generate(root: str | os.PathLike,
     try:
         with ProcessPoolExecutor(num_workers, get_context('spawn')) as pool:
             run_map = partial(pool.map, chunksize=16) if num_workers > 1 else map
-            for split, num in zip(SPLITS, (num_train, num_val)):
+            for split, num in zip(SPLITS, (num_train, num_val), strict=True):
                 _write_split(folder, split, num, seed, size, run_map, track)
         (folder / record.name).write_text(json.dumps(parameters, indent=2) + '\n')
         if record.is_file():
