@@ -4,8 +4,12 @@ VENV ?= .venv
 VENV_OPENMMLAB ?= .venv-openmmlab
 # An existing environment keeps its Python, unless another one is given.
 PYTHON ?= $(if $(wildcard $(VENV)/bin/pip),$(VENV)/bin/python,python3)
+# Processes of the tests; each has one thread (tests/conftest.py).
+JOBS ?= $(shell nproc)
 BIN = $(VENV)/bin
 RUN = $(BIN)/python
+# Neighbors, which share fixtures, stay together in one process.
+PARALLEL = -n $(JOBS) --dist worksteal
 CXX_FILES = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
 
 .PHONY: help env env-openmmlab lint types format check test test-openmmlab demo demo-seg demo-long
@@ -43,16 +47,18 @@ format: env
 	$(CXX_FILES) | xargs $(BIN)/clang-format -i
 
 check: lint types
-	$(RUN) -m pytest -m 'not slow and not train'
+	$(RUN) -m pytest $(PARALLEL) -m 'not slow and not train'
 
 test: env
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(PARALLEL)
 	$(MAKE) test-openmmlab
 
-# ops, layers and setup.py do not depend on the stack.
+# What depends on the stack. What does not: operators, layers, the backbones' numbers (each is built
+# and run in all three toolboxes by tests/tools/test_registration.py), reading files, benchmarks.
+STACK_TESTS = $(addprefix tests/,apis compat configs data_preprocessors \
+	datasets/test_shapes_datasets.py engine tools test_imports.py test_main.py)
 test-openmmlab: env-openmmlab
-	$(VENV_OPENMMLAB)/bin/python -m pytest \
-		--ignore=tests/ops --ignore=tests/layers --ignore=tests/test_build.py
+	$(VENV_OPENMMLAB)/bin/python -m pytest $(PARALLEL) -m 'not once' $(STACK_TESTS)
 
 demo: CONFIG = configs/demo_mask_rcnn_l2vit_pico_shapes.py
 demo-seg: CONFIG = configs/demo_upernet_l2vit_pico_shapes.py

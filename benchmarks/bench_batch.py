@@ -11,13 +11,13 @@ from pathlib import Path
 
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler writes much to stderr
 
+import report
 import torch
+from bench_ops import environment
+from measure import Timer, medians, peak_memory, relative
 from torch import Tensor
 
-import report
-from bench_ops import environment
 from l2vit_mm.backbones import L2ViT
-from measure import Timer, medians, peak_memory, relative
 
 # Heights and widths of the images in the eight-image excerpt of COCO 2017, "coco8".
 COCO_SIZES = ((480, 640), (426, 640), (428, 640), (425, 640), (640, 481), (478, 640), (500, 381),

@@ -1,7 +1,8 @@
 # Cascade Mask R-CNN, FLatten-Swin-T, COCO, 3x. FLatten released no detectors: heads, scales,
 # optimizer and drop path are those of Swin's release.
 # Published results start from ImageNet weights (README, Published weights):
-#   python tools/train.py configs/cascade_mask_rcnn_flatten_swin_t_coco_3x.py --backbone-checkpoint FILE
+#   python tools/train.py configs/cascade_mask_rcnn_flatten_swin_t_coco_3x.py \
+#       --backbone-checkpoint FILE
 _base_ = [
     '_base_/models/cascade_mask_rcnn_fpn.py',
     '_base_/datasets/coco_instance.py',

@@ -4,8 +4,13 @@ import argparse
 from mmengine.dist import is_main_process
 
 import l2vit_mm  # noqa: F401  (first: supplies mmcv's operators before a toolbox imports them)
-from l2vit_mm.apis.config import (add_common_arguments, draw_predictions, dump_predictions,
-                                  load_config, parse_args)
+from l2vit_mm.apis.config import (
+    add_common_arguments,
+    draw_predictions,
+    dump_predictions,
+    load_config,
+    parse_args,
+)
 from l2vit_mm.apis.errors import run
 from l2vit_mm.apis.files import check_files
 from l2vit_mm.apis.runner import build_runner, summarize

@@ -3,9 +3,15 @@ import argparse
 import sys
 
 import l2vit_mm  # noqa: F401  (first: supplies mmcv's operators before a toolbox imports them)
-from l2vit_mm.apis.config import (add_common_arguments, enable_amp, enable_auto_scale_lr,
-                                  load_config, parse_args, set_backbone_checkpoint,
-                                  starts_from_scratch)
+from l2vit_mm.apis.config import (
+    add_common_arguments,
+    enable_amp,
+    enable_auto_scale_lr,
+    load_config,
+    parse_args,
+    set_backbone_checkpoint,
+    starts_from_scratch,
+)
 from l2vit_mm.apis.errors import run
 from l2vit_mm.apis.files import check_files
 from l2vit_mm.apis.resume import resume, seed_steps_and_samples

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
 from l2vit_mm.checkpoint.names import NameTable
-from l2vit_mm.layers import (Layout, PatchEmbedding, SoftmaxAttention, Window, depthwise_conv)
+from l2vit_mm.layers import Layout, PatchEmbedding, SoftmaxAttention, Window, depthwise_conv
 from l2vit_mm.registry import register_backbone
 
 _BRANCH = 'stages.#.#.attn.branches.#.'
@@ -58,7 +58,7 @@ class CrossShapedAttention(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         shares = (part.chunk(len(self.branches), -1) for part in self.qkv(x).chunk(3, -1))
-        outs = [branch(q, k, v, layout) for branch, q, k, v in zip(self.branches, *shares)]
+        outs = [branch(q, k, v, layout) for branch, q, k, v in zip(self.branches, *shares, strict=True)]
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, -1))
 
 

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
 from l2vit_mm.checkpoint.names import NameTable
-from l2vit_mm.layers import (PatchEmbedding, PositionTable, SoftmaxAttention,
-                             SpatialReductionAttention)
+from l2vit_mm.layers import (
+    PatchEmbedding,
+    PositionTable,
+    SoftmaxAttention,
+    SpatialReductionAttention,
+)
 from l2vit_mm.registry import register_backbone
 
 _CHANNELS, _HEADS, _MLP_RATIOS = (64, 128, 320, 512), (1, 2, 5, 8), (8, 8, 4, 4)

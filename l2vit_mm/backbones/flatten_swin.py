@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from l2vit_mm.backbones.flatten import FLattenBackbone, check_per_stage
 from l2vit_mm.checkpoint.names import NameTable
-from l2vit_mm.layers import (Layout, PatchEmbedding, SelfAttention, ShiftedWindowAttention,
-                             Window, pad_to_multiple)
+from l2vit_mm.layers import (
+    Layout,
+    PatchEmbedding,
+    SelfAttention,
+    ShiftedWindowAttention,
+    Window,
+    pad_to_multiple,
+)
 from l2vit_mm.registry import register_backbone
 
 
@@ -30,7 +36,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * in_channels, channels, bias=False)
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Tokens of H x W maps to tokens of ceil(H / 2) x ceil(W / 2) maps."""
+        """Tokens (..., C) of H x W maps to tokens (..., C') of ceil(H / 2) x ceil(W / 2) maps."""
         def side_by_side(maps: Tensor) -> Tensor:
             # Row by row in each column: the published order.
             return rearrange(pad_to_multiple(maps, 2), 'b c (h y) (w x) -> b (x y c) h w', y=2, x=2)

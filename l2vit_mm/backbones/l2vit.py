@@ -1,7 +1,6 @@
 """L2ViT (arXiv 2501.16182): window attention and linear global attention in turn."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,9 +8,19 @@ from torch import Tensor, nn
 from l2vit_mm.backbones.arch import drop_path_rates, resolve_arch
 from l2vit_mm.backbones.base import BaseBackbone
 from l2vit_mm.checkpoint.names import NameTable
-from l2vit_mm.layers import (MLP, ConditionalPositionEncoding, ConvStem, Downsample, DropPath,
-                             Layout, LinearGlobalAttention, LocalConcentrationModule, SelfAttention,
-                             SoftmaxAttention, Window)
+from l2vit_mm.layers import (
+    MLP,
+    ConditionalPositionEncoding,
+    ConvStem,
+    Downsample,
+    DropPath,
+    Layout,
+    LinearGlobalAttention,
+    LocalConcentrationModule,
+    SelfAttention,
+    SoftmaxAttention,
+    Window,
+)
 from l2vit_mm.registry import register_backbone
 
 
@@ -96,8 +105,8 @@ class L2ViT(BaseBackbone):
         window_size (int, optional): side of the windows in tokens. None: the architecture's.
         drop_path_rate (float): probability of dropping a branch in the last block; it rises
             linearly from 0 in the first.
-        norm_cfg (dict): the BatchNorms of the stem and of every local concentration module:
-            ``dict(type='BN')`` or ``dict(type='SyncBN')``.
+        norm_cfg (dict, optional): the BatchNorms of the stem and of every local concentration
+            module: ``dict(type='BN')`` (None) or ``dict(type='SyncBN')``.
         kwargs: ``out_indices`` (all stages unless given), ``frozen_stages`` (-1), ``norm_eval``,
             ``with_cp`` (both False), ``output_norm`` (True, as the released detectors have),
             ``pretrained``, ``init_cfg`` (both None): see
@@ -149,7 +158,8 @@ class L2ViT(BaseBackbone):
 
     def __init__(self, arch: str | dict[str, Any] = 'tiny', in_channels: int = 3,
                  window_size: int | None = None, drop_path_rate: float = 0.,
-                 norm_cfg: dict[str, Any] = dict(type='BN'), **kwargs: Any) -> None:
+                 norm_cfg: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        norm_cfg = dict(type='BN') if norm_cfg is None else norm_cfg
         settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.))
         channels, depths, num_heads = (settings[k] for k in ('channels', 'depths', 'num_heads'))
         if window_size is None:

@@ -181,7 +181,7 @@ def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor
                                columns: Tensor, kW: int, kH: int, dW: int, dH: int, padW: int,
                                padH: int, dilationW: int, dilationH: int, group: int,
                                deformable_group: int, im2col_step: int) -> None:
-    """Gradients of `deform_conv_forward` into gradInput (B, C, H, W) and gradOffset."""
+    """Gradients of ``deform_conv_forward`` for input and offset, into tensors of their shapes."""
     grads = _deform_conv_backward(
         gradOutput, input, weight, offset, None, None,
         (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
@@ -195,7 +195,7 @@ def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: T
                                     dilationW: int, dilationH: int, group: int,
                                     deformable_group: int, scale: float,
                                     im2col_step: int) -> None:
-    """Gradient of `deform_conv_forward`, times scale, into gradWeight (C', C / group, kH, kW)."""
+    """``scale`` times the gradient of ``deform_conv_forward`` for the weight, into gradWeight."""
     kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # the gradient does not depend on it
     grads = _deform_conv_backward(
         gradOutput, input, kernel, offset, None, None,
@@ -221,14 +221,11 @@ def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, 
                                    kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                    pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                    group: int, deformable_group: int, with_bias: bool) -> None:
-    """Gradients of `modulated_deform_conv_forward`, each in the shape of its input.
-
-    Those of the input go into grad_input (B, C, H, W).
-    """
+    """Gradients of ``modulated_deform_conv_forward``, into tensors of the arguments' shapes."""
     grads = _deform_conv_backward(
         grad_output, input, weight, offset, mask, bias if with_bias else None,
         (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group))
-    for target, grad in zip((grad_input, grad_weight, grad_offset, grad_mask), grads):
+    for target, grad in zip((grad_input, grad_weight, grad_offset, grad_mask), grads[:4], strict=True):
         target.copy_(grad)
     if with_bias:
         grad_bias.copy_(grads[4])
@@ -312,16 +309,12 @@ def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_i
                             sampling_loc: Tensor, attn_weight: Tensor, grad_output: Tensor,
                             grad_value: Tensor, grad_sampling_loc: Tensor,
                             grad_attn_weight: Tensor, im2col_step: int) -> None:
-    """Gradients of `ms_deform_attn_forward` into the grad_ tensors, shaped as the inputs.
-
-    Args:
-        grad_output: (B, Q, heads * D).
-    """
+    """Gradients of ``ms_deform_attn_forward``, into tensors of the arguments' shapes."""
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in _wide(value, sampling_loc, attn_weight)]
         output = _ms_deform_attn(inputs[0], inputs[1], inputs[2], spatial_shapes)
     grads = torch.autograd.grad(output, inputs, grad_output.to(output.dtype))
-    for target, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads):
+    for target, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads, strict=True):
         target.copy_(grad)
 
 

@@ -12,8 +12,12 @@ import torch
 from mmengine.dist import get_dist_info
 from mmengine.fileio import get_file_backend
 from mmengine.runner import CheckpointLoader
-from mmengine.runner.checkpoint import (get_deprecated_model_names, get_external_models,
-                                        get_mmcls_models, get_torchvision_models)
+from mmengine.runner.checkpoint import (
+    get_deprecated_model_names,
+    get_external_models,
+    get_mmcls_models,
+    get_torchvision_models,
+)
 
 from l2vit_mm.checkpoint import safe_load
 

@@ -1,7 +1,7 @@
 """Data preprocessor for mmpretrain, imported as soon as ``mmpretrain.models`` is."""
 
-from mmpretrain.models import ClsDataPreprocessor
 from mmengine.registry import MODELS
+from mmpretrain.models import ClsDataPreprocessor
 
 from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin
 

@@ -1,7 +1,7 @@
 """Data preprocessor for mmseg, imported as soon as ``mmseg.models`` is."""
 
-from mmseg.models import SegDataPreProcessor
 from mmengine.registry import MODELS
+from mmseg.models import SegDataPreProcessor
 
 from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin
 

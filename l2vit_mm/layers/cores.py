@@ -23,7 +23,7 @@ from l2vit_mm.ops import focused_feature_map, linear_attention
 def _groups(q: Tensor, k: Tensor, v: Tensor, layout: Layout,
             key_layout: Layout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Queries (B', N, C), keys and values (B', M, C), group by group of images of one size."""
-    return zip(layout.split(q), key_layout.split(k), key_layout.split(v))
+    return zip(layout.split(q), key_layout.split(k), key_layout.split(v), strict=True)
 
 
 def _heads(tokens: Tensor, layout: Layout, num_heads: int) -> Tensor:
@@ -62,7 +62,7 @@ class SharedDepthwiseConv(nn.Conv2d):
         if key_layout != layout:
             v = layout.join([
                 F.interpolate(values.transpose(1, 2), h * w, mode='linear').transpose(1, 2)
-                for values, (_, h, w) in zip(key_layout.split(v), layout.groups)])
+                for values, (_, h, w) in zip(key_layout.split(v), layout.groups, strict=True)])
         channels = v.shape[-1]
         repeats = channels // self.in_channels
         assert self.bias is not None
@@ -98,7 +98,7 @@ class FocusedLinearAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
                 key_layout: Layout) -> Tensor:
-        """Tokens q (..., C), k and v (..., C) to tokens (..., C)."""
+        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
         q = focused_feature_map(q, self.scale, self.focusing_factor)
         k = focused_feature_map(k, self.scale, self.focusing_factor, self.position(key_layout))
         out = _linear(_heads(q, layout, self.num_heads), _heads(k, key_layout, self.num_heads),
@@ -121,7 +121,7 @@ class SoftmaxAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
                 key_layout: Layout) -> Tensor:
-        """Tokens q (..., C), k and v (..., C) to tokens (..., C)."""
+        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
         outs = []
         for group in _groups(q, k, v, layout, key_layout):
             # Each (B', H, N, D).
@@ -162,7 +162,7 @@ class MappedLinearAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
                 key_layout: Layout) -> Tensor:
-        """Tokens q (..., C), k and v (..., C) to tokens (..., C)."""
+        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
         out = _linear(self._map(_heads(q, layout, self.num_heads)),
                       self._map(_heads(k, key_layout, self.num_heads)),
                       _heads(v, key_layout, self.num_heads), layout, key_layout,
@@ -185,7 +185,7 @@ class HydraAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
                 key_layout: Layout) -> Tensor:
-        """Tokens q (..., C), k and v (..., C) to tokens (..., C)."""
+        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []
         for q_, k_, v_ in _groups(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, layout,
@@ -210,7 +210,7 @@ class EfficientAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
                 key_layout: Layout) -> Tensor:
-        """Tokens q (..., C), k and v (..., C) to tokens (..., C)."""
+        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
         # Half precision can't represent weights of 1 / 60,000 well.
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []

@@ -3,9 +3,16 @@ import pytest
 import torch
 from torch import nn
 
-from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
-                                L2ViT)
-from l2vit_mm.layers import DenseLayout, layout
+from l2vit_mm.backbones import (
+    FLattenCSWin,
+    FLattenDeiT,
+    FLattenPVT,
+    FLattenPVTv2,
+    FLattenSwin,
+    L2ViT,
+)
+from l2vit_mm.layers import DenseLayout
+from l2vit_mm.layers.layout import packed
 
 hypothesis = pytest.importorskip('hypothesis')
 from hypothesis import strategies as st  # noqa: E402
@@ -44,7 +51,7 @@ MODELS = {
 def maps(request, monkeypatch):
     """How convolutions get their maps: small ones all at once, large ones by size."""
     if request.param == 'by size':
-        monkeypatch.setattr(layout, '_LARGE', 0)
+        monkeypatch.setattr(packed, '_LARGE', 0)
 
 
 def build(name, dtype=torch.float64):
@@ -212,9 +219,9 @@ def test_a_full_batch_takes_the_dense_path(monkeypatch):
 
 @pytest.mark.parametrize('valid_hw, message', [
     (torch.tensor([[24, 40]]), r'integers, \(2, 2\), got torch.int64 of the shape \(1, 2\)'),
-    (torch.ones(2, 2), r'valid_hw is torch.float32'),
-    ([[24, 40], [24, 40]], 'valid_hw is a list'),
-    (torch.tensor([[24, 40], [25, 40]]), r'\(25, 40\).*heights from 1 to 24 .* 1 to 40'),
+    (torch.ones(2, 2), r'got torch.float32 of the shape'),
+    ([[24, 40], [24, 40]], 'valid_hw must be a tensor of integers, .* got a list'),
+    (torch.tensor([[24, 40], [25, 40]]), r'heights from 1 to 24 .* 1 to 40, got .*\(25, 40\)'),
     (torch.tensor([[24, 40], [0, 40]]), r'\(0, 40\)'),
 ])
 def test_bad_sizes(valid_hw, message):

@@ -2,7 +2,7 @@
 import importlib.util
 import inspect
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,18 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import (DATA_SAMPLERS, DATASETS, HOOKS, LOG_PROCESSORS, LOOPS, METRICS,
-                               MODELS, PARAM_SCHEDULERS, VISUALIZERS, DefaultScope)
+from mmengine.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    HOOKS,
+    LOG_PROCESSORS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    VISUALIZERS,
+    DefaultScope,
+)
 from mmengine.runner import FlexibleRunner, Runner
 from torch.utils.data import DataLoader
 
@@ -37,7 +47,7 @@ def build(registry, cfg, scope):
         return registry.build(cfg)
 
 
-@lru_cache(maxsize=None)
+@cache
 def meta_model(name):
     """The model of a config, without memory for its weights."""
     cfg = load(name)

@@ -1,5 +1,5 @@
 """model-index.yml agrees with the configs, and README's model zoo with it."""
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -28,12 +28,12 @@ def name_of(entry):
     return entry['Name']
 
 
-@lru_cache(maxsize=None)
+@cache
 def config(path):
     return Config.fromfile(str(ROOT / path))
 
 
-@lru_cache(maxsize=None)
+@cache
 def parameters(path):
     cfg = config(path)
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.device('meta'):

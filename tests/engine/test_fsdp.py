@@ -16,9 +16,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
-from l2vit_mm.backbones import (FLattenCSWin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin,
-                                L2ViT)
 from l2vit_mm.apis.config import load_config
+from l2vit_mm.backbones import (
+    FLattenCSWin,
+    FLattenDeiT,
+    FLattenPVT,
+    FLattenPVTv2,
+    FLattenSwin,
+    L2ViT,
+)
 from l2vit_mm.engine.strategies import ShardedStrategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

@@ -5,12 +5,15 @@ two implementations get the same weights without a file of them.
 """
 import json
 import zlib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+# Derived from the architecture: a published file has them, and they are to be ignored.
+DERIVED = ('relative_position_index', 'attn_mask')
 
 
 def load(name: str) -> dict:
@@ -33,14 +36,14 @@ def _normal(key: str, shape: list[int]) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(zlib.crc32(key.encode()))).standard_normal(shape)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fill(key: str, shape: tuple[int, ...]) -> Tensor:
     """The value of a published state-dict entry, kept: drawing it takes far longer than a copy."""
     last = key.rpartition('.')[2]
     if last == 'num_batches_tracked':
         return torch.zeros(shape, dtype=torch.long)
-    if last in ('relative_position_index', 'attn_mask'):
-        return torch.full(shape, 7.)  # derived: a file's values are to be ignored
+    if last in DERIVED:
+        return torch.full(shape, 7.)  # a wrong value, which must not be used
     n = np.asarray(_normal(key, shape))
     if last == 'running_var':
         n = np.exp(0.1 * n)

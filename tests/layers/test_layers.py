@@ -1,9 +1,18 @@
 import torch
 from torch import nn
 
-from l2vit_mm.layers import (MLP, DropPath, PatchEmbedding, PositionTable, SelfAttention,
-                             ShiftedWindowAttention, SoftmaxAttention, SpatialReductionAttention,
-                             DenseLayout, Window)
+from l2vit_mm.layers import (
+    MLP,
+    DenseLayout,
+    DropPath,
+    PatchEmbedding,
+    PositionTable,
+    SelfAttention,
+    ShiftedWindowAttention,
+    SoftmaxAttention,
+    SpatialReductionAttention,
+    Window,
+)
 
 
 def test_drop_path_drops_whole_images_and_keeps_the_mean():
@@ -41,7 +50,7 @@ def test_shifted_windows_against_their_formula():
     torch.manual_seed(0)
     attention = ShiftedWindowAttention(8, 2, 4, shift=True).double()
     nn.init.normal_(attention.bias.table)
-    height, width, window = 6, 11, 4
+    height, width = 6, 11
     x = torch.randn(2, height, width, 8, dtype=torch.float64)
     out = attention(x, DenseLayout(2, height, width))
     padded = nn.functional.pad(x, (0, 0, 0, 1, 0, 2))[1]  # 8 x 12

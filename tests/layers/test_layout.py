@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from l2vit_mm.layers import PackedLayout, DenseLayout, Window, layout
+from l2vit_mm.layers import DenseLayout, PackedLayout, Window
+from l2vit_mm.layers.layout import packed
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ PACKED = PackedLayout.of_sizes([(2, 3), (2, 3), (4, 1)])
 
 @pytest.mark.parametrize('large', [0, 2**17])
 def test_packed_map_and_back(large, monkeypatch):
-    monkeypatch.setattr(layout, '_LARGE', large)
+    monkeypatch.setattr(packed, '_LARGE', large)
     tokens = torch.arange(1., 17).view(16, 1)
     feature_map = PACKED.to_map(tokens, 5, 4)
     assert feature_map[:, 0].tolist() == [
@@ -51,7 +52,7 @@ def test_packed_map_and_back(large, monkeypatch):
 
 
 def test_large_packed_maps_are_views_by_size(monkeypatch):
-    monkeypatch.setattr(layout, '_LARGE', 16 * 3 / 2)
+    monkeypatch.setattr(packed, '_LARGE', 16 * 3 / 2)
     tokens, seen = torch.randn(16, 3), []
 
     def function(maps):
@@ -65,7 +66,7 @@ def test_large_packed_maps_are_views_by_size(monkeypatch):
 
 
 def test_small_packed_maps_come_in_one_batch(monkeypatch):
-    monkeypatch.setattr(layout, '_LARGE', 16 * 3 / 2 + 1)
+    monkeypatch.setattr(packed, '_LARGE', 16 * 3 / 2 + 1)
     tokens, seen = torch.randn(16, 3), []
 
     def function(maps):

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from l2vit_mm.layers import PositionTable, RelativePositionBias, DenseLayout
+from l2vit_mm.layers import DenseLayout, PositionTable, RelativePositionBias
 from l2vit_mm.layers import position as module
 
 
@@ -50,7 +50,7 @@ def test_a_size_is_resized_once(table, resizes):
         assert resizes == [(7, 3), (3, 7)]
         for width in range(10, 20):
             table(DenseLayout(1, 2, width))
-        assert len(table._kept) == module._KEPT_SIZES  # memory has an end
+        assert len(table._cache) == module._KEPT_SIZES  # memory has an end
 
 
 def test_a_gradient_reaches_the_table(table):
@@ -61,7 +61,7 @@ def test_a_gradient_reaches_the_table(table):
     table.train()
     with torch.no_grad():
         table(DenseLayout(1, 7, 3))
-    assert not table._kept
+    assert not table._cache
 
 
 @pytest.mark.parametrize('change', [

@@ -28,7 +28,7 @@ PADDED = {'q': tensor(2, 4, 5, 3, 4), 'k': tensor(2, 4, 5, 3, 4), 'v': tensor(2,
 
 HW = 'valid_hw must be at most 4 x 5, the size of the map, and not negative, got '
 ATTENTION = [
-    # changed arguments, kind of error, what it says
+    # changed arguments, type of error, message
     (DENSE, {'q': [1.]}, TypeError, 'q must be a tensor, got list'),
     (DENSE, {'k': None}, TypeError, 'k must be a tensor, got NoneType'),
     (DENSE, {'q': tensor(2, 5, 3, 4, dtype=torch.int64)}, TypeError,
@@ -67,7 +67,7 @@ ATTENTION = [
      'q must have shape (T, H, D) in the packed (cu_seqlens) layout, got (1, 9, 3, 4)'),
     (PACKED, {'v': tensor(8, 3, 4)}, ValueError,
      'v must start with (9, 3) like k (9, 3, 4), got shape (8, 3, 4)'),
-    (PADDED, {'q': tensor(2, 20, 3, 4)}, ValueError, 
+    (PADDED, {'q': tensor(2, 20, 3, 4)}, ValueError,
      'q must have shape (B, Hmax, Wmax, H, D) in the padded map (valid_hw) layout, '
      'got (2, 20, 3, 4)'),
     (PADDED, {'k': tensor(2, 5, 4, 3, 4)}, ValueError,
@@ -100,7 +100,7 @@ ATTENTION = [
     (DENSE, {'scale': tensor(3, dtype=torch.int64)}, TypeError,
      'scale must be float64, float32, float16 or bfloat16, got torch.int64'),
     (DENSE, {'scale': meta(3)}, ValueError, 'scale must be on cpu like the input, got meta'),
-    # where the images are
+    # sizes of the images
     (PACKED, {'valid_hw': ints([3, 3])}, ValueError,
      'valid_hw must be None with cu_seqlens, got both'),
     (DENSE, {'cu_seqlens_k': ints(0, 7)}, ValueError,
@@ -180,7 +180,7 @@ PROJECTION = [
      'qkv must have 1 or more heads of 1 or more channels, got shape (2, 5, 3, 0, 4)'),
     (PACKED_QKV, {'qkv': tensor(1, 9, 3, 2, 4)}, ValueError,
      'qkv must have shape (T, 3, H, D) in the packed'),
-    (PADDED_QKV, {'qkv': tensor(2, 20, 3, 2, 4)}, ValueError, 
+    (PADDED_QKV, {'qkv': tensor(2, 20, 3, 2, 4)}, ValueError,
      'qkv must have shape (B, Hmax, Wmax, 3, H, D) in the padded map'),
     (QKV, {'feature_map': 1}, ValueError, "feature_map must be one of 'relu', 'identity', got 1"),
     (QKV, {'normalizer': 'sum'}, ValueError,
@@ -230,7 +230,7 @@ FEATURE_MAP = [
     ({'pos': 0}, TypeError, 'pos must be a tensor, got int'),
     ({'pos': tensor(5, 8, dtype=torch.bool)}, TypeError,
      'pos must be float64, float32, float16 or bfloat16, got torch.bool'),
-    ({'pos': tensor(4, 8)}, ValueError, 
+    ({'pos': tensor(4, 8)}, ValueError,
      POS + '(4, 8)'),
     ({'pos': tensor(2, 1, 8)}, ValueError, POS + '(2, 1, 8)'),
     ({'pos': tensor(5, 1)}, ValueError, POS + '(5, 1)'),
@@ -293,7 +293,7 @@ def test_values_on_a_gpu_are_checked():
 
 @needs_gpu
 def test_sizes_made_in_inference_mode():
-    """They have no version, and so can't be known from one call to the next."""
+    """They have no version, so their values cannot be cached from call to call."""
     with torch.inference_mode():
         for name, right in (('cu_seqlens', PACKED_QKV), ('valid_hw', PADDED_QKV)):
             right = {key: x.cuda() for key, x in right.items()}

@@ -9,6 +9,8 @@ from mmengine.registry import MODELS
 from l2vit_mm import registry
 from tests.backbones import checks
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope='module')
 def page(tmp_path_factory):

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from l2vit_mm.backbones import FLattenPVTv2
 from l2vit_mm.apis.errors import run
+from l2vit_mm.backbones import FLattenPVTv2
 
 DETECTOR = 'configs/mask_rcnn_l2vit_t_coco.py'
 SEGMENTER = 'configs/upernet_l2vit_t_ade20k.py'

@@ -11,11 +11,11 @@ from mmengine.runner import Runner
 from torch import nn
 
 import l2vit_mm
-from l2vit_mm.apis.errors import run
+from l2vit_mm.apis import errors
 from l2vit_mm.backbones import FLattenSwin, L2ViT
-from l2vit_mm.checkpoint.state import unwrap
-from l2vit_mm.checkpoint.safe_load import load
 from l2vit_mm.checkpoint import convert
+from l2vit_mm.checkpoint.safe_load import load
+from l2vit_mm.checkpoint.state import unwrap
 from l2vit_mm.registry import find_model, list_models
 from tests import golden
 from tests.tools.conftest import tool
@@ -262,7 +262,7 @@ def test_half_precision_is_kept(tmp_path):
 def error_of(capsys, *args):
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
-        run(lambda: main([str(arg) for arg in args]))
+        errors.run(lambda: main([str(arg) for arg in args]))
     assert exit_.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 

@@ -217,13 +217,13 @@ def test_slurm(script, arguments, expected, repo, tmp_path):
 
 
 @pytest.mark.train
-def test_slurm_without_a_gpu_is_one_line(config, repo):
+def test_slurm_without_a_gpu_is_one_line(config, environment, repo):
     if torch.cuda.is_available():
         pytest.skip('there is one')
     result = subprocess.run(
         [sys.executable, 'tools/train.py', config, '--launcher', 'slurm', '--work-dir',
          config.parent / 'work'], cwd=repo, text=True, capture_output=True,
-        env={**os.environ, 'PYTHONPATH': str(config.parent)})
+        env=environment)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
         'train.py: error: --launcher must be pytorch on a machine without a GPU, got slurm')

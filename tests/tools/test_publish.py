@@ -7,9 +7,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from l2vit_mm.apis.errors import run
 from l2vit_mm.backbones import L2ViT
 from l2vit_mm.checkpoint.safe_load import load
-from l2vit_mm.apis.errors import run
 from tools.publish import main
 
 pytestmark = pytest.mark.once

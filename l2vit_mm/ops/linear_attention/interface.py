@@ -2,8 +2,16 @@
 import torch
 from torch import Tensor
 
-from l2vit_mm.ops.checks import (check_cu_seqlens, check_device, check_floating, check_one_of,
-                                 check_positive, check_same, check_valid_hw, is_number)
+from l2vit_mm.ops.checks import (
+    check_cu_seqlens,
+    check_device,
+    check_floating,
+    check_one_of,
+    check_positive,
+    check_same,
+    check_valid_hw,
+    is_number,
+)
 from l2vit_mm.ops.extension import use_compiled
 from l2vit_mm.ops.linear_attention import reference, registration
 from l2vit_mm.ops.precision import autocast_enabled, promote

@@ -10,7 +10,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float | No
                      feature_map: str = 'relu', normalizer: str = 'clamp', denom_min: float = 100.,
                      eps: float = 1e-6, cu_seqlens: Tensor | None = None,
                      cu_seqlens_k: Tensor | None = None, valid_hw: Tensor | None = None) -> Tensor:
-    """Computes linear attention, image by image where sizes differ.
+    """Computes linear attention, image by image where sizes differ. Shapes: see the interface.
 
     The arguments are those of :func:`l2vit_mm.ops.linear_attention`, checked there.
     """
@@ -21,7 +21,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float | No
     if cu_seqlens is not None:
         bounds_q = cu_seqlens.tolist()
         bounds_k = bounds_q if cu_seqlens_k is None else cu_seqlens_k.tolist()
-        images = zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:])
+        images = zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:], strict=False)
         out = [attend(q[None, a:b], k[None, c:d], v[None, c:d])[0] for a, b, c, d in images]
         return torch.cat([*out, _zeros(q[bounds_q[-1]:], k, v, scale)])
     if valid_hw is not None:
