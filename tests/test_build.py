@@ -194,6 +194,7 @@ def built(file):
 needs_compiler = pytest.mark.skipif(not shutil.which('c++'), reason='needs a C++ compiler')
 
 
+@pytest.mark.train
 @needs_compiler
 def test_kernels_for_the_cpu(project):
     result = project(L2VIT_MM_BUILD='cpu')
@@ -202,6 +203,7 @@ def test_kernels_for_the_cpu(project):
     assert '*****' not in result.stdout
 
 
+@pytest.mark.train
 @needs_compiler
 def test_kernels_for_cuda(project, setup):
     try:
@@ -213,6 +215,7 @@ def test_kernels_for_cuda(project, setup):
     assert built(project.file) == f'{torch.version.cuda} for 8.0 9.0+PTX'
 
 
+@pytest.mark.train
 @needs_compiler
 @pytest.mark.skipif(not torch.version.cuda, reason='needs a torch with CUDA')
 def test_failing_nvcc(project, toolkit):
@@ -226,6 +229,7 @@ def test_failing_nvcc(project, toolkit):
     assert not project.file.exists()
 
 
+@pytest.mark.train
 def test_without_compiler(project, tmp_path):
     missing = dict(CC='/missing/cc', CXX='/missing/c++', CUDA_HOME=str(tmp_path))
     result = project(**missing)
@@ -248,6 +252,7 @@ def tree(tmp_path):
     return root
 
 
+@pytest.mark.train
 def test_installed_without_extension(tree, tmp_path):
     """Installed without the extension it computes, is typed, and says once how to compile it."""
     site = tmp_path / 'site'

@@ -46,6 +46,7 @@ assert not {m for m in found if not m.startswith('_')}, found
 """)
 
 
+@pytest.mark.train
 @pytest.mark.parametrize('order', ['import l2vit_mm, mmengine', 'import mmengine, l2vit_mm',
                                    'import l2vit_mm, mmengine.model'])
 def test_backbones_are_registered_in_any_order(order):
@@ -62,6 +63,7 @@ assert OPTIM_WRAPPER_CONSTRUCTORS.get('LayerDecayOptimWrapperConstructor') is no
 """)
 
 
+@pytest.mark.train
 @pytest.mark.parametrize('order', ['before', 'behind'])
 @pytest.mark.parametrize('toolbox, name', [
     ('mmdet', 'ValidRegionDetDataPreprocessor'), ('mmseg', 'ValidRegionSegDataPreProcessor'),

@@ -22,7 +22,10 @@ DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize('check', checks.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize('check', [
+    # Graphs of symbolic sizes take up to half a minute each.
+    pytest.param(check, marks=pytest.mark.slow if check is checks.compiles_as_one_graph else ())
+    for check in checks.CHECKS], ids=lambda check: check.__name__)
 def test_check(check, name):
     check(BACKBONES[name])
 

@@ -75,6 +75,7 @@ def run(*command, cwd=None, **environment):
                           env=os.environ | environment)
 
 
+@pytest.mark.train
 @needs_extension
 @pytest.mark.parametrize('name', ['plain', 'avx2', 'avx512'])
 def test_each_instruction_set(name):
@@ -96,6 +97,7 @@ def test_each_instruction_set(name):
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
 
 
+@pytest.mark.train
 @needs_extension
 def test_instruction_set_that_is_not_there():
     result = run('-c', 'from l2vit_mm.ops import extension; extension.build_info()',
@@ -186,6 +188,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.train
 @pytest.mark.parametrize('content, reason', [
     (None, 'installed without its compiled operators'),
     (b'not a library', 'does not load with torch ' + torch.__version__)], ids=['none', 'broken'])
