@@ -10,18 +10,14 @@ from pathlib import Path
 
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler is chatty on the standard error
 
-import report
 import torch
 import torch.nn.functional as F
-from measure import Timer, medians, peak_memory, relative, slope
 from torch import Tensor
 
-from l2vit_mm.ops import (
-    extension,
-    focused_feature_map,
-    linear_attention,
-    linear_attention_qkvpacked,
-)
+import report
+from l2vit_mm.ops import (extension, focused_feature_map, linear_attention,
+                          linear_attention_qkvpacked)
+from measure import Timer, medians, peak_memory, relative, slope
 
 HEAD_DIM = 32
 

@@ -17,10 +17,11 @@ How to add an operator ``my_op``:
 
 1. ``my_op/reference.py`` and ``my_op/interface.py``, with ``backend='auto'`` as the last argument;
    export the function here. It works now, without anything compiled.
-2. ``csrc/params.h``: a struct with the arguments of a call and the equations. ``csrc/my_op.cpp``:
-   tensors to that struct, and the schemas. ``csrc/cpu/my_op.cpp`` and ``csrc/cpu/my_op_impl.h``,
-   ``csrc/cuda/my_op.cu`` and ``my_op.cuh``: overloads of ``forward`` and ``backward`` for the
-   struct (``backend.h``). setup.py finds the files.
+2. ``csrc/params.h``: a struct with the arguments of a call, and the equations. ``csrc/my_op.cpp``:
+   the schemas, and the conversion of tensors to that struct. ``csrc/cpu/my_op.cpp`` and
+   ``csrc/cuda/my_op.cu``: overloads of ``forward`` and ``backward`` for the struct, declared in
+   ``backend.h``. CPU kernels that depend on the instruction set are in ``csrc/cpu/my_op_impl.h``
+   and in the table of ``csrc/cpu/kernels.h`` and ``kernels_impl.h``. setup.py finds new sources.
 3. ``my_op/registration.py``: ``register_operator`` for forward, ``register_backward`` for backward.
 4. ``tests/ops``: the reference against the equation, both backends against the reference in
    float64, ``gradcheck``, ``opcheck``, FLOPs, and the CUDA kernels in the emulation.

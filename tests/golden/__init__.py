@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Derived from the architecture: a published file has them, and they are to be ignored.
+DERIVED = ('relative_position_index', 'attn_mask')
+
 
 def load(name: str) -> dict:
     """The figures of one registered backbone, none if there is no file.
@@ -39,8 +42,8 @@ def fill(key: str, shape: tuple[int, ...]) -> Tensor:
     last = key.rpartition('.')[2]
     if last == 'num_batches_tracked':
         return torch.zeros(shape, dtype=torch.long)
-    if last in ('relative_position_index', 'attn_mask'):
-        return torch.full(shape, 7.)  # derived: a file's values are to be ignored
+    if last in DERIVED:
+        return torch.full(shape, 7.)  # a wrong value, which must not be used
     n = np.asarray(_normal(key, shape))
     if last == 'running_var':
         n = np.exp(0.1 * n)

@@ -15,7 +15,7 @@ def device(request):
 
 @pytest.fixture(scope='session')
 def compiled(device):
-    """The backend, for tests of the compiled operators alone."""
+    """The backend, for tests of the compiled operators only."""
     missing = extension.missing_for(torch.device(device))
     if missing:
         pytest.skip(missing)
@@ -29,7 +29,7 @@ def backend(request, device):
 
 @pytest.fixture(autouse=True)
 def fresh_seed():
-    """Other inputs in every run. A test that failed prints the seed that repeats it."""
+    """Different inputs in every run. A failed test prints the seed that reproduces it."""
     seed = int(os.environ.get('L2VIT_MM_TEST_SEED') or torch.seed() % 2**32)
     torch.manual_seed(seed)
     print(f'L2VIT_MM_TEST_SEED={seed}')

@@ -1,4 +1,4 @@
-"""What the tests of the operators share.
+"""Helpers shared by the tests of the operators.
 
 An image is a tensor (h, w, ...) here; a batch holds images in one of the three layouts.
 """
@@ -11,10 +11,10 @@ from l2vit_mm.ops.linear_attention import reference
 
 LAYOUTS = ('dense', 'packed', 'padded')
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-TAIL = 3  # tokens behind the last image of a packed batch
+TAIL = 3  # tokens after the last image of a packed batch
 
 NO_GPU = not torch.cuda.is_available()
-# For tests that are of one device; the others have the fixtures `device`, `compiled`, `backend`.
+# For tests of one device; the others use the fixtures `device`, `compiled`, `backend`.
 needs_extension = pytest.mark.skipif(extension.load_error() is not None,
                                      reason=str(extension.load_error()))
 
@@ -24,13 +24,14 @@ def needs_gpu(test):
 
 
 def tolerances(dtype):
-    """Largest relative errors, of the output and of the gradients, against float64."""
+    """Returns the largest relative errors of the output and of the gradients against float64."""
     return {torch.float64: (1e-12, 1e-12), torch.float32: (1e-5, 1e-4)}.get(
         dtype, (torch.finfo(dtype).eps, torch.finfo(dtype).eps))
 
 
 def relative_error(actual, expected):
-    """||a - b|| / ||b||: the same whatever the scale of the inputs. Where b is zero: ||a||."""
+    """Returns ||a - b|| / ||b||, which does not depend on the scale of the inputs, or ||a|| if b is
+    zero."""
     actual, expected = actual.double(), expected.double()
     size = expected.norm().item()
     return (actual - expected).norm().item() / (size or 1)
@@ -41,7 +42,7 @@ def random_images(sizes, *channels, dtype=torch.float32, device='cpu'):
 
 
 def join(layout, images, outside=float('nan')):
-    """Images to a batch. What is in no image is NaN, so that reading it shows."""
+    """Joins images to a batch. Tokens in no image are NaN, so that reading them shows."""
     if layout == 'padded':
         height, width = (max(x.shape[i] for x in images) + i + 1 for i in (0, 1))
         return torch.stack([
@@ -54,7 +55,7 @@ def join(layout, images, outside=float('nan')):
 
 
 def split(layout, batch, sizes):
-    """A batch to its images, and all that is in none of them."""
+    """Splits a batch into its images and all that is in none of them."""
     if layout == 'padded':
         images = [x[:h, :w] for x, (h, w) in zip(batch, sizes)]
         rest = [part.flatten() for x, (h, w) in zip(batch, sizes) for part in (x[h:], x[:h, w:])]
@@ -66,19 +67,19 @@ def split(layout, batch, sizes):
 
 
 def layout_options(layout, sizes, key_sizes=None, device='cpu'):
-    """The arguments of linear_attention that say where the images are."""
+    """Returns the arguments of linear_attention that describe the images."""
     if layout == 'dense':
         return {}
     if layout == 'padded':
         return {'valid_hw': torch.tensor(sizes, dtype=torch.int32, device=device)}
 
-    def offsets(sizes):
+    def cu_seqlens(sizes):
         counts = torch.tensor([0, *(h * w for h, w in sizes)])
         return counts.cumsum(0).to(device, torch.int32)
 
-    options = {'cu_seqlens': offsets(sizes)}
+    options = {'cu_seqlens': cu_seqlens(sizes)}
     if key_sizes is not None:
-        options['cu_seqlens_k'] = offsets(key_sizes)
+        options['cu_seqlens_k'] = cu_seqlens(key_sizes)
     return options
 
 
@@ -87,9 +88,9 @@ def sizes_of(images):
 
 
 def run(layout, q, k, v, dout, scale=None, attention=linear_attention, **options):
-    """The output and the gradients of a call with all images in one batch, an image at a time.
+    """Runs all images in one batch and returns the output and the gradients image by image.
 
-    Checks on the way that what is in no image gets zeros.
+    Also checks that tokens in no image are zero.
 
     Args:
         q, k, v, dout: lists of images.
@@ -97,8 +98,8 @@ def run(layout, q, k, v, dout, scale=None, attention=linear_attention, **options
         attention: function with its arguments.
 
     Returns:
-        dict: 'out', 'dq', 'dk', 'dv': lists of images; 'dscale': a list of one tensor, if it has a
-        gradient.
+        dict: 'out', 'dq', 'dk', 'dv': lists of images; 'dscale': a list of one tensor, if scale is
+        one.
     """
     sizes, key_sizes = sizes_of(q), sizes_of(k)
     where = layout_options(layout, sizes, None if key_sizes == sizes else key_sizes, q[0].device)
@@ -118,7 +119,7 @@ def run(layout, q, k, v, dout, scale=None, attention=linear_attention, **options
 
 
 def expected(q, k, v, dout, scale=None, **options):
-    """As `run`, an image at a time, by the definition in float64."""
+    """Returns the same as `run`, computed image by image by the definition in float64."""
     total = {'out': [], 'dq': [], 'dk': [], 'dv': []}
     if isinstance(scale, torch.Tensor):
         scale = scale.detach().double().requires_grad_()
@@ -140,7 +141,7 @@ def expected(q, k, v, dout, scale=None, **options):
 
 
 def assert_close(actual, expected, forward, backward):
-    """Relative errors of a `run`, each over all images."""
+    """Checks the relative errors of a `run`, each over all images."""
     assert actual.keys() == expected.keys()
     errors = {name: relative_error(*(torch.cat([x.double().flatten() for x in images])
                                      for images in (actual[name], expected[name])))
@@ -150,7 +151,7 @@ def assert_close(actual, expected, forward, backward):
 
 
 def threshold(q, k, feature_map='relu'):
-    """A denom_min that is active for some of the tokens, and is close to none of them."""
+    """Returns a denom_min that is active for some of the tokens and close to none of them."""
     phi = torch.relu if feature_map == 'relu' else torch.Tensor.double
     denominators = torch.cat([
         torch.einsum('yxhd,hd->yxh', phi(x.double()), phi(y.double()).sum((0, 1))).flatten()

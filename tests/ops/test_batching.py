@@ -1,4 +1,4 @@
-"""An image's results are the same in every layout, whatever else is in the batch."""
+"""The results of an image are the same in every layout, whatever else is in the batch."""
 import pytest
 import torch
 from op_testing import LAYOUTS, random_images, relative_error, run
@@ -68,7 +68,7 @@ def test_reference_results_are_close(device, sizes, heads, dim, options, seed):
 
 
 def test_long_images_are_the_same_bits(device, compiled):
-    """Images that are worked on in several parts."""
+    """Images that are processed in several parts."""
     sizes = [(90, 50), (1, 3), (10, 3), (40, 100), (64, 64)]
     images = [random_images(sizes, 3, 32, device=device) for _ in range(4)]
     check(images, torch.rand(3, device=device), ('packed', 'padded'), same_bits, backend=compiled)
@@ -107,7 +107,7 @@ def test_sizes_of_either_integer_type(integer, device, backend):
 
 
 def test_focused_feature_map_of_one_token(device, compiled):
-    """A token's result depends on nothing else."""
+    """The result of a token depends on nothing else."""
     x, s = torch.randn(500, 70, device=device), torch.randn(70, device=device)
     together = focused_feature_map(x, s, backend=compiled)
     for i in (0, 255, 256, 499):

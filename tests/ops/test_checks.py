@@ -28,7 +28,7 @@ PADDED = {'q': tensor(2, 4, 5, 3, 4), 'k': tensor(2, 4, 5, 3, 4), 'v': tensor(2,
 
 HW = 'valid_hw must be at most 4 x 5, the size of the map, and not negative, got '
 ATTENTION = [
-    # changed arguments, kind of error, what it says
+    # changed arguments, type of error, message
     (DENSE, {'q': [1.]}, TypeError, 'q must be a tensor, got list'),
     (DENSE, {'k': None}, TypeError, 'k must be a tensor, got NoneType'),
     (DENSE, {'q': tensor(2, 5, 3, 4, dtype=torch.int64)}, TypeError,
@@ -100,7 +100,7 @@ ATTENTION = [
     (DENSE, {'scale': tensor(3, dtype=torch.int64)}, TypeError,
      'scale must be float64, float32, float16 or bfloat16, got torch.int64'),
     (DENSE, {'scale': meta(3)}, ValueError, 'scale must be on cpu like the input, got meta'),
-    # where the images are
+    # sizes of the images
     (PACKED, {'valid_hw': ints([3, 3])}, ValueError,
      'valid_hw must be None with cu_seqlens, got both'),
     (DENSE, {'cu_seqlens_k': ints(0, 7)}, ValueError,
@@ -293,7 +293,7 @@ def test_values_on_a_gpu_are_checked():
 
 @needs_gpu
 def test_sizes_made_in_inference_mode():
-    """They have no version, and so can't be known from one call to the next."""
+    """They have no version, so their values cannot be cached from call to call."""
     with torch.inference_mode():
         for name, right in (('cu_seqlens', PACKED_QKV), ('valid_hw', PADDED_QKV)):
             right = {key: x.cuda() for key, x in right.items()}

@@ -29,13 +29,13 @@ def fresh_compiler():
 
 
 def operator_arguments(layout, device, scale):
-    """(q, k, v), dout, scale, (cu_seqlens, cu_seqlens_k, valid_hw) of an operator."""
+    """Returns (q, k, v), dout, scale, (cu_seqlens, cu_seqlens_k, valid_hw) of an operator."""
     shape, sizes = {'dense': ((2, 5), (None, ) * 3),
                     'packed': ((9, ), ([0, 3, 7], [0, 2, 7], None)),
                     'padded': ((2, 3, 4), (None, None, [[3, 2], [1, 4]]))}[layout]
     sizes = [x and torch.tensor(x, dtype=torch.int32, device=device) for x in sizes]
     qkv = [torch.randn(*shape, 2, 4, device=device) for _ in range(3)]
-    # Of a type of its own, as its gradient.
+    # Of another type, like its gradient.
     scale = torch.rand(2, device=device, dtype=torch.float64) if scale else None
     return qkv, torch.randn(*shape, 2, 4, device=device), scale, sizes
 
@@ -82,8 +82,8 @@ def test_opcheck_focused_feature_map(pos, device, compiled):
 
 # torch.compile: one graph for all sizes
 
-# Sizes of the images of four calls. Numbers that are equal in the first call would be taken for one
-# (3 images, because valid_hw always is (.., 2)).
+# Sizes of the images of four calls. Numbers that are equal in the first call would be treated as
+# the same (3 images, because valid_hw is always (.., 2)).
 SIZES = {
     'dense': ([(3, 4)] * 3, [(5, 7)] * 4, [(9, 11)] * 2, [(2, 8)] * 5),
     'packed': ([(3, 4), (1, 5), (2, 2)], [(5, 7), (2, 2), (1, 1), (0, 3)], [(9, 11), (2, 3)],
@@ -118,7 +118,7 @@ def test_compiled_once_for_all_sizes(layout, attention, device, compiled):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_no_compilation_after_the_second_size(layout, device, compiled):
-    """Without a word about dynamic sizes."""
+    """Without declaring dynamic sizes."""
     counter = CompileCounterWithBackend('aot_eager')
     f = torch.compile(attention_of_projection, backend=counter, fullgraph=True)
     first, second, *others = SIZES[layout]
@@ -170,7 +170,7 @@ def test_compiled_focused_feature_map(device, compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_inductor(layout, device, compiled):
-    """Between other operators, which are compiled to code of their own."""
+    """Between other operators, which are compiled."""
 
     def block(q, k, v, **options):
         return linear_attention(q * 2, k + 1, v - 1, **options) * 3
@@ -187,7 +187,7 @@ def test_inductor(layout, device, compiled):
     ('cu_seqlens', [0, 5, 3]), ('cu_seqlens', [1, 5, 7]), ('cu_seqlens', [0, 5, 100]),
     ('valid_hw', [[4, 4], [4, 6]]), ('valid_hw', [[-1, 4], [4, 5]])], ids=str)
 def test_wrong_sizes_in_a_graph(name, wrong):
-    """Values can't be checked while a graph is traced: on the CPU the operator refuses them."""
+    """Values cannot be checked while a graph is traced: on the CPU the operator rejects them."""
     shape = (20, ) if name == 'cu_seqlens' else (2, 4, 5)
     qkv = torch.randn(*shape, 3, 2, 8)
     f = torch.compile(linear_attention_qkvpacked, backend='aot_eager', fullgraph=True)
@@ -215,10 +215,10 @@ class Attention(torch.nn.Module):
 def test_export(layout, device, compiled, tmp_path):
     images, tokens, height, width = (torch.export.Dim(name, min=2, max=1000)
                                      for name in ('images', 'tokens', 'height', 'width'))
-    offsets = torch.export.Dim('offsets', min=3, max=1000)  # two images or more
+    bounds = torch.export.Dim('bounds', min=3, max=1000)  # two images or more
     shapes, dims = {
         'dense': (((2, 12), (3, 35)), ({0: images, 1: tokens}, )),
-        'packed': (((20, ), (41, )), ({0: tokens}, {0: offsets})),
+        'packed': (((20, ), (41, )), ({0: tokens}, {0: bounds})),
         'padded': (((2, 5, 7), (3, 9, 4)), ({0: images, 1: height, 2: width}, {0: images})),
     }[layout]
     sizes = {'dense': ((), ()), 'packed': (([0, 5, 20], ), ([0, 5, 12, 40], )),
@@ -303,16 +303,16 @@ def test_autocast_in_a_graph(device, compiled):
     assert out.dtype == torch.float32
     assert relative_error(out, like) < 1e-5
     gradients = [torch.autograd.grad(y.sum(), linear.weight)[0] for y in (out, like)]
-    assert relative_error(*gradients) < 1e-2  # sums of halves in two orders
+    assert relative_error(*gradients) < 1e-2  # half-precision sums in two orders
 
 
-# CUDA alone
+# CUDA only
 
 
 @needs_gpu
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_cuda_graph(layout):
-    """Nothing is read back while a graph is captured, and other values give other results."""
+    """Nothing is copied to the host during capture, and new values give new results."""
     sizes = SIZES[layout][2]
     images = [random_images(sizes, 6, 10, device='cuda') for _ in range(3)]
     qkv = torch.stack([join(layout, x) for x in images], -3).requires_grad_()
@@ -347,6 +347,6 @@ def test_sizes_on_a_gpu_are_read_once():
         linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens)
     finally:
         torch.cuda.set_sync_debug_mode('default')
-    cu_seqlens[1] = 30  # other values in the same tensor are checked anew
+    cu_seqlens[1] = 30  # new values in the same tensor are checked again
     with pytest.raises(ValueError, match='cu_seqlens decreases'):
         linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens)

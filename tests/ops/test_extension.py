@@ -1,4 +1,4 @@
-"""Loading the compiled operators: which run, and what happens where there are none."""
+"""Loading the compiled operators: which ones run, and what happens without them."""
 import os
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ print(*{name.split('.')[0] for name in sys.modules} - before - {'l2vit_mm'})
 
 @pytest.mark.skipif(BUILD == 'none', reason='L2VIT_MM_BUILD=none')
 def test_extension_is_loaded():
-    """A build that failed silently is not a green run: the tests of it would be skipped."""
+    """A build that failed silently must fail here: its tests would be skipped."""
     assert extension.load_error() is None
 
 
@@ -56,7 +56,7 @@ def test_build_info():
 
 
 def test_imports_torch_only():
-    """Alone, whatever the package around it imports."""
+    """On its own, whatever the package around it imports."""
     result = run('-c', IMPORT, str(Path(l2vit_mm.__file__).parent))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []
@@ -79,7 +79,7 @@ def run(*command, cwd=None, **environment):
 @needs_extension
 @pytest.mark.parametrize('name', ['plain', 'avx2', 'avx512'])
 def test_each_instruction_set(name):
-    """The numerical tests once more, with another one than this machine's best."""
+    """The numerical tests again, with another instruction set than the best one of this machine."""
     if name not in available():
         pytest.skip(f'no {name} here')
     if name == extension.build_info()['cpu']:
@@ -127,7 +127,7 @@ def test_plain_pytorch_takes_over_with_one_warning(without_extension):
         results = [function(*arguments) for function, arguments in calls * 2]
     assert len(caught) == 1
     with warnings.catch_warnings():
-        warnings.simplefilter('error')  # who asks for it isn't warned
+        warnings.simplefilter('error')  # no warning on explicit request
         for (function, arguments), result in zip(calls * 2, results):
             assert torch.equal(result, function(*arguments, backend='reference'))
     for function, arguments in calls:
@@ -158,9 +158,9 @@ def test_gpus_that_the_operators_were_not_built_for(monkeypatch):
         monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda _: capability)
         missing = extension.missing_for(device)
         assert missing is None if runs else '8.0, 9.0, and cuda:1 has' in missing
-    assert extension.built_for((12, 0), ['8.0', '9.0+PTX'])  # PTX serves what came later
+    assert extension.built_for((12, 0), ['8.0', '9.0+PTX'])  # PTX runs on later ones
     assert extension.built_for((9, 0), ['8.0', 'Hopper'])  # torch takes such names, too
-    # In a graph the GPU isn't asked, nor anything else that can't be traced.
+    # While tracing, neither the GPU nor anything else that cannot be traced is queried.
     f = torch.compile(lambda x: x + (extension.missing_for(device) is None), backend='eager',
                       fullgraph=True)
     assert f(torch.zeros(1)) == 1

@@ -1,4 +1,4 @@
-"""FLOPs that torch's counter sees: two per multiply-add of the products with the state S."""
+"""FLOPs as counted by torch: two per multiply-add of the products with the state S."""
 import math
 
 import pytest
@@ -10,7 +10,7 @@ from l2vit_mm.ops import focused_feature_map, linear_attention, linear_attention
 
 
 def count(function):
-    """The FLOPs of the forward pass, and those of the backward pass."""
+    """Returns the FLOPs of the forward pass and of the backward pass."""
     with FlopCounterMode(display=False) as forward:
         out = function()
     with FlopCounterMode(display=False) as backward:
@@ -19,7 +19,7 @@ def count(function):
 
 
 def products_with_z(queries, heads, dim):
-    """FLOPs of the reference that are not counted: phi(q) z, and its two gradients."""
+    """Returns the FLOPs of the reference that are not counted: phi(q) z and its two gradients."""
     return 2 * queries * heads * dim, 4 * queries * heads * dim
 
 
@@ -37,7 +37,7 @@ def test_linear_attention(normalizer, device, compiled):
     options = {'scale': scale, 'normalizer': normalizer}
     counted = count(lambda: linear_attention(q, k, v, backend=compiled, **options))
     assert counted == matmuls_of_reference(q, k, v, **options)
-    state = 2 * 2 * 3 * 8 * 6  # of a query or key of each of two images
+    state = 2 * 2 * 3 * 8 * 6  # per query or key, of two images with 3 heads
     assert counted == (state * (50 + 70), 2 * state * (50 + 70))
 
 
@@ -49,27 +49,27 @@ def test_linear_attention_qkvpacked(layout, device, compiled):
     counted = count(lambda: linear_attention_qkvpacked(qkv, backend=compiled, **options))
     if layout == 'dense':
         assert counted == matmuls_of_reference(*qkv.unbind(-3))
-    # All tokens of the tensor, those in no image as well: nothing but shapes is known.
+    # All tokens of the tensor, including those in no image: only shapes are known.
     tokens = math.prod(qkv.shape[:-3])
     assert counted == (2 * 2 * tokens * 2 * 8 * 8, 4 * 2 * tokens * 2 * 8 * 8)
 
 
 def test_flops_without_memory(compiled):
-    """Tensors without values are counted, too, as tools do for a whole model."""
+    """Tensors without values are counted, too: tools count a whole model this way."""
     qkv = torch.empty(1, 60800, 3, 3, 32, device='meta', requires_grad=True)
     counted = count(lambda: linear_attention_qkvpacked(qkv, backend=compiled))
     assert counted == (2 * 2 * 60800 * 96 * 32, 4 * 2 * 60800 * 96 * 32)
 
 
 def test_focused_feature_map(device, backend):
-    """Pointwise, and so 0, as what torch itself computes in its place."""
+    """Pointwise, hence 0, like the operators of torch that it replaces."""
     x, pos = torch.randn(2, 9, 8, device=device, requires_grad=True), torch.ones(9, 8).to(device)
     s = torch.randn(8, device=device, requires_grad=True)
     assert count(lambda: focused_feature_map(x, s, 3, pos, backend=backend)) == (0, 0)
 
 
 def test_every_operator_has_a_formula(compiled):
-    """One without would be left out of the counts without a word."""
+    """An operator without a formula would silently count 0."""
     from torch.utils.flop_counter import flop_registry
     operators = {getattr(torch.ops.l2vit_mm, schema.name.split('::')[1])
                  for schema in torch._C._jit_get_all_schemas()

@@ -9,7 +9,7 @@ from l2vit_mm.ops import focused_feature_map
 
 
 def equation(x, s, power, pos=None):
-    """In float64, which has room for all powers of what the tests take."""
+    """In float64, whose range holds all powers of the inputs of these tests."""
     x = x.double() if pos is None else (x.double() + pos.double()).view(x.shape)
     u = (x.relu() + 1e-6) / torch.log1p(s.double().exp())
     return u**power * u.norm(dim=-1, keepdim=True) / (u**power).norm(dim=-1, keepdim=True)
@@ -68,7 +68,7 @@ def test_positions(shape, pos_shape, dtype, device, backend):
 @pytest.mark.parametrize('s_dtype', DTYPES, ids=str)
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_types_and_shapes_of_s(dtype, s_dtype, s_shape, device, backend):
-    """As published, (1, 1, C), and of a type of its own. So may pos be."""
+    """As published, (1, 1, C), and of another type than x, like pos."""
     x = torch.randn(2, 20, 8, device=device).to(dtype)
     s, pos = (torch.randn(shape, device=device).to(s_dtype) for shape in (s_shape, (20, 8)))
     check(x, s, 3, pos, backend=backend)
@@ -112,7 +112,7 @@ def test_gradcheck(power, with_pos, device, backend):
                                             (torch.float32, 1e30)], ids=str)
 @pytest.mark.parametrize('power', [2.5, 3, 4])
 def test_large_activations(dtype, largest, power, device, backend):
-    """Powers of them are beyond the range, also that of float32; results are within."""
+    """Their powers exceed the range even of float32; the results do not."""
     x = (torch.randn(5, 40, 32, device=device) * (largest / 100)).to(dtype)
     x.view(-1)[::97] = largest
     s = torch.randn(32, device=device).abs() + 1  # divides by more than 1
@@ -120,7 +120,7 @@ def test_large_activations(dtype, largest, power, device, backend):
     out, like = focused_feature_map(x, s, power, backend=backend), equation(x, s, power)
     dout = torch.randn_like(x)
     forward, backward = tolerances(dtype)
-    # Norms are of what has a size that float64 can square.
+    # Scaled, so that float64 can square them for the norms.
     assert relative_error(out.double() / largest, like / largest) <= forward
     dx, ds = torch.autograd.grad(out, (x, s), dout)
     wanted_dx, wanted_ds = torch.autograd.grad(like, (x, s), dout.double())
@@ -139,7 +139,7 @@ def test_extreme_s(dtype, value, device, backend):
     x, dout = ((torch.randn(2, 40, 32, device=device) * size).to(dtype) for _ in range(2))
     x.requires_grad_(), s.requires_grad_()
     out, like = focused_feature_map(x, s, backend=backend), equation(x, s, 3)
-    # torch takes softplus(s) for s itself over 20.
+    # torch approximates softplus(s) by s over 20.
     forward, backward = (max(tolerance, 1e-9) for tolerance in tolerances(dtype))
     assert relative_error(out, like) <= forward
     for actual, wanted in zip(torch.autograd.grad(out, (x, s), dout),
@@ -155,7 +155,7 @@ def test_small_activations(dtype, size, device, backend):
     s = torch.randn(32, device=device, dtype=torch.float64 if dtype == torch.float64 else None)
     wanted = equation(x, s, 3)
     out = focused_feature_map(x, s, backend=backend)
-    # Below 6e-8 float16 has nothing.
+    # float16 has no numbers below 6e-8.
     error = (out.double() - wanted).norm() / wanted.norm()
     assert error <= (0.1 if dtype == torch.float16 and size < 1e-4 else tolerances(dtype)[0])
 

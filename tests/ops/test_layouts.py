@@ -1,4 +1,4 @@
-"""What is not finite stays in its image; images and batches without tokens."""
+"""NaN and infinity stay in their image; images and batches without tokens."""
 import itertools
 import math
 
@@ -10,7 +10,7 @@ from l2vit_mm.ops import linear_attention, linear_attention_qkvpacked
 
 SIZES = {'dense': [(9, 30)] * 3, 'packed': [(9, 30), (40, 33), (1, 2)],
          'padded': [(9, 30), (40, 33), (1, 2)]}
-OTHERS = (0, 2)  # images that stay as they are
+OTHERS = (0, 2)  # images that are not changed
 
 
 def attention_of_projection(q, k, v, **options):
@@ -65,7 +65,7 @@ def test_nan_reaches_what_it_is_part_of(layout, device, backend):
     assert torch.equal(key['out'][1][..., 0, :], before['out'][1][..., 0, :])
     assert value['out'][1][..., 1, 5].isnan().all()
     assert not value['out'][1][..., 0, :].isnan().any()
-    # And the gradients: clamps and relus swallow no NaN.
+    # And the gradients: clamp and relu propagate NaN.
     assert query['dq'][1][3, 4, 1, 5].isnan() and key['dk'][1][3, 4, 1, 5].isnan()
     for result in (query, key, value):
         for name in ('dq', 'dk'):
@@ -76,7 +76,7 @@ def test_nan_reaches_what_it_is_part_of(layout, device, backend):
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 @pytest.mark.parametrize('layout', ['packed', 'padded'])
 def test_memory_of_zeros_is_written(layout, dtype, device, backend):
-    """Outputs of no image are zeros even where the memory held NaN: `run` checks it."""
+    """Outputs in no image are zero even where the memory held NaN, which `run` checks."""
     images = [random_images([(3, 5), (50, 50)], 2, 8, dtype=dtype, device=device)
               for _ in range(4)]
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_memory_of_zeros_is_written(layout, dtype, device, backend):
         run(layout, *images, backend=backend)
 
 
-# Nothing at all
+# No tokens
 
 
 def inputs(*shapes, device):

@@ -95,7 +95,7 @@ def test_many_images(device, backend):
 
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_zeros_have_no_gradient(dtype, device, backend):
-    # relu's at zero, of either sign, is zero; many halves and integers are exactly zero.
+    # The gradient of relu at zero, of either sign, is zero. Rounded inputs are often exactly zero.
     q, k, v, dout = ([x.round() for x in random_images([(6, 7)] * 2, 2, 8, dtype=dtype,
                                                        device=device)] for _ in range(4))
     q[0][0] = -0.
@@ -107,7 +107,7 @@ def test_zeros_have_no_gradient(dtype, device, backend):
 
 
 def test_infinitely_small_denominator(device, backend):
-    """Queries that see no key: zeros under both normalisers."""
+    """Queries that see no key: zeros under both normalizers."""
     q = -torch.rand(1, 5, 2, 8, device=device)
     k, v = (torch.randn(1, 7, 2, 8, device=device) for _ in range(2))
     for normalizer in ('clamp', 'mean'):
@@ -122,7 +122,7 @@ def nan_like(x):
 
 
 def projection(x):
-    """One of the three parts of a projection."""
+    """As one of the three parts of a projection."""
     return torch.stack([nan_like(x), x, nan_like(x)], -3)[..., 1, :, :]
 
 
@@ -164,7 +164,7 @@ def test_views(view, layout, dtype, device, backend):
 
     def attention(q, k, v, **options):
         out = linear_attention(view(q), view(k), view(v), **options)
-        out.register_hook(view)  # the gradient comes as one, too
+        out.register_hook(view)  # the gradient is such a view, too
         return out
 
     like = run(layout, q, k, v, dout, backend=backend)
@@ -187,12 +187,12 @@ def test_broadcast_inputs(dims, device, backend):
     assert relative_error(out, like) < 1e-12
     for actual, wanted in zip(torch.autograd.grad(out, leaves, dout),
                               torch.autograd.grad(like, leaves, dout)):
-        # Over all of them: some gradients are zero but for rounding.
+        # Absolute: some gradients are zero up to rounding.
         assert (actual - wanted).norm() < 1e-11
 
 
 def test_expanded_gradient(device, backend):
-    """The gradient of a sum has no strides."""
+    """The gradient of a sum is expanded, with strides of zero."""
     qkv = torch.randn(2, 9, 3, 2, 8, device=device, dtype=torch.float64, requires_grad=True)
     grads = [torch.autograd.grad(f(backend).sum(), qkv)[0] for backend, f in (
         ('reference', lambda x: linear_attention(*qkv.unbind(2), denom_min=20., backend=x)),
@@ -202,7 +202,7 @@ def test_expanded_gradient(device, backend):
     assert relative_error(grads[2], grads[0]) < 1e-12
 
 
-# The whole projection
+# qkv packed in one tensor
 
 
 @pytest.mark.parametrize('view', [lambda x: x, channels_apart, reversed_dims],
@@ -245,7 +245,7 @@ def test_memory_between_forward_and_backward(packed, device, compiled):
         linear_attention_qkvpacked(qkv, cu_seqlens=cu_seqlens, backend=compiled)
     kept.pop(qkv.untyped_storage().data_ptr())
     sums = 4 * 2 * 4 * (8 * 8 + 8)
-    assert sum(kept.values()) <= sums + 64  # and offsets
+    assert sum(kept.values()) <= sums + 64  # and cu_seqlens
 
 
 # Gradients
@@ -307,8 +307,8 @@ def test_gradient_of_one_input(wanted, device, backend):
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
 def test_large_activations(dtype, device, backend):
-    """67,000 tokens, as an 800 x 1333 image has, of values in the thousands: sums and products
-    are far beyond float16's range, the results are within."""
+    """67,000 tokens, as in an 800 x 1333 image, of values in the thousands: sums and products
+    are far outside the range of float16, the results are not."""
     q, k = ([torch.rand(200, 335, 2, 16, device=device).mul(3000).to(dtype)] for _ in range(2))
     v, dout = ([torch.randn(200, 335, 2, 16, device=device).mul(size).to(dtype)]
                for size in (5000, 1000))
@@ -317,7 +317,7 @@ def test_large_activations(dtype, device, backend):
 
 
 def test_scale_and_factor_of_the_operator(device, compiled):
-    """Both multiply, and the factor is in the gradient of scale."""
+    """Both are factors of the output, and the factor is part of the gradient of scale."""
     q, k, v, scale = (torch.rand(shape, device=device, dtype=torch.float64, requires_grad=True)
                       for shape in [(2, 9, 3, 8)] * 3 + [(3, )])
 
@@ -334,7 +334,7 @@ def test_scale_and_factor_of_the_operator(device, compiled):
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
 def test_results_are_rounded_once_and_to_the_nearest(dtype, device, backend):
-    """From float16's smallest numbers to beyond its largest."""
+    """From the smallest numbers of float16 to beyond its largest."""
     q, k, v, dout = (torch.randn(9, 11, 2, 29, device=device) for _ in range(4))
     v = v * torch.logspace(0, -7, 29, device=device)
     halves = [[x.to(dtype)] for x in (q, k, v, dout)]
@@ -343,14 +343,14 @@ def test_results_are_rounded_once_and_to_the_nearest(dtype, device, backend):
     like = run('dense', *([x[0].float()] for x in halves), scale, backend=backend)
     for name in ('out', 'dq', 'dk', 'dv'):
         different = result[name][0] != like[name][0].to(dtype)
-        # Sums in another order may end on the other side of a tie, rarely.
+        # Sums in another order rarely end on the other side of a tie.
         assert different.float().mean() < 0.02, name
 
 
 @pytest.mark.parametrize('scale_dtype', DTYPES, ids=str)
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_scale_of_another_type(dtype, scale_dtype, device, backend):
-    """The output is as q, the gradient as scale."""
+    """The output has the type of q, the gradient that of scale."""
     q, k, v, dout = (random_images([(5, 9)], 2, 8, dtype=dtype, device=device) for _ in range(4))
     scale = (torch.rand(2, device=device) + 0.5).to(scale_dtype)
     result = run('dense', q, k, v, dout, scale, backend=backend)

@@ -1,4 +1,4 @@
-"""The definition (plain PyTorch) against the bare equation, and what only it has."""
+"""The definition (plain PyTorch) against the equation, and features that only it has."""
 import pytest
 import torch
 from op_testing import LAYOUTS, expected, random_images, relative_error, run, threshold
@@ -58,7 +58,7 @@ def test_against_the_equation(layout, other_keys, feature_map, normalizer):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_expected_is_the_same_definition(layout):
-    # What the other tests compare with is put together in op_testing.
+    # op_testing assembles what the other tests compare with.
     images = inputs(layout)
     scale = torch.rand(3, dtype=torch.float64)
     result = run(layout, *images, scale, denom_min=5., backend='reference')

@@ -1,7 +1,7 @@
 """The CUDA kernels and their launchers on the CPU, compiled with the emulation in this folder.
 
-AddressSanitizer and UBSan watch them; threads and blocks run in random orders. Expected values
-come from the reference in float64, an image at a time.
+AddressSanitizer and UBSan check them; threads and blocks run in random orders. Expected values
+come from the reference in float64, image by image.
 """
 import shutil
 import struct
@@ -19,7 +19,7 @@ from l2vit_mm.ops.linear_attention.reference import linear_attention
 
 HERE = Path(__file__).parent
 KERNELS = Path(l2vit_mm.ops.__file__).parent / 'csrc' / 'cuda'
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]  # as params.h counts them
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]  # in the order of params.h
 TOLERANCES = dict(zip(DTYPES, [1e-12, 1e-5, 6e-4, 5e-3]))
 DIMS = [(1, 1), (5, 5), (8, 8), (16, 16), (32, 32), (33, 33), (48, 48), (64, 64), (100, 100),
         (128, 128), (256, 256), (16, 48), (48, 16), (5, 130), (130, 5), (256, 8)]
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow,
 
 @pytest.fixture(scope='module')
 def driver(tmp_path_factory):
-    """Runs cases, and puts what they wrote into their tensors."""
+    """Runs cases and copies their results into their tensors."""
     folder = tmp_path_factory.mktemp('emulation')
     sources = [*KERNELS.glob('*.cu'), HERE / 'driver.cpp', HERE / 'emulation' / 'emulation.cpp']
     subprocess.run(
@@ -58,7 +58,7 @@ def driver(tmp_path_factory):
 
 
 class Case:
-    """The arrays and fields of one call, as driver.cpp reads them."""
+    """The arrays and fields of one call, in the format of driver.cpp."""
 
     def __init__(self, kind: str, seed: int):
         self.seed = seed
@@ -66,7 +66,7 @@ class Case:
         self.fields = struct.pack('q', ord(kind))
 
     def add(self, *fields: int | float | Tensor | None):
-        """Numbers; and tensors, as the number of their storage."""
+        """Appends numbers, and tensors as the number of their storage."""
         for x in fields:
             if x is None:
                 x = -1
@@ -89,9 +89,9 @@ class Case:
 
 @dataclass
 class Call:
-    """One call of linear attention, forward and backward, of images of random numbers.
+    """One call of linear attention, forward and backward, on random images.
 
-    ``run`` puts ``out``, ``dq``, ``dk``, ``dv``, a list of (tokens, H, channels) each, and
+    ``results`` returns ``out``, ``dq``, ``dk``, ``dv``, a list of (tokens, H, channels) each, and
     ``dscale`` (H,) where there is a scale.
     """
     layout: str = 'dense'
@@ -118,7 +118,7 @@ class Call:
 
         self.q, self.dout = (images(self.sizes, d) for d in self.dims)
         self.k, self.v = (images(self.key_sizes, d) for d in self.dims)
-        if not self.relu and self.mean:  # keep the divisor from zero
+        if not self.relu and self.mean:  # keep the denominator away from zero
             self.q, self.k = ([x.abs() for x in images] for images in (self.q, self.k))
         acc = torch.promote_types(self.dtype, torch.float32)
         self.scales = torch.rand(self.heads, dtype=acc, generator=generator) + 0.5
@@ -175,23 +175,24 @@ class Call:
         return case
 
     def _layout(self, case, sizes):
-        """Writes it; returns the shape in front of the heads, and where in it each image is."""
+        """Adds the layout; returns the shape before the heads and the index of each image in it."""
         if self.layout == 'dense':
             tokens = sizes[0][0] * sizes[0][1] if sizes else 0
             case.add(len(sizes), 1, tokens, None, None)
             return (len(sizes), tokens), list(range(len(sizes)))
         if self.layout == 'packed':
-            offsets = torch.tensor([0, *(h * w for h, w in sizes)]).cumsum(0, dtype=torch.int32)
-            total = int(offsets[-1]) + self.tail
-            case.add(len(sizes), 1, total, offsets, None)
-            return (total,), [slice(a, b) for a, b in zip(offsets.tolist(), offsets[1:].tolist())]
+            cu_seqlens = torch.tensor([0, *(h * w for h, w in sizes)]).cumsum(0, dtype=torch.int32)
+            bounds = cu_seqlens.tolist()
+            total = bounds[-1] + self.tail
+            case.add(len(sizes), 1, total, cu_seqlens, None)
+            return (total,), [slice(a, b) for a, b in zip(bounds, bounds[1:])]
         height, width = (max(size) + self.tail for size in zip(*sizes))
         case.add(len(sizes), height, width, None, torch.tensor(sizes, dtype=torch.int32))
         return (len(sizes), height, width), [(i, slice(h), slice(w))
                                              for i, (h, w) in enumerate(sizes)]
 
     def _memory(self, shapes):
-        """Tensors of NaN."""
+        """Returns tensors of NaN."""
         like = {'dtype': self.dtype}
         if self.memory == 'projection' and len(shapes) == 3:
             *front, heads, channels = shapes[0]
@@ -208,7 +209,7 @@ class Call:
         return tensors
 
     def results(self) -> dict[str, list[Tensor] | Tensor]:
-        """What a run left; tokens in no image must be zero."""
+        """Returns the results of a run; tokens in no image must be zero."""
         result = {}
         for name, (tensor, indices) in self.outputs.items():
             rest = tensor.clone()
@@ -243,7 +244,7 @@ def check(driver, *calls):
 
 
 def assert_same(a, b):
-    """Bit by bit, but for NaNs, which are all alike."""
+    """Bitwise, except that all NaNs are equal."""
     for name in a:
         for x, y in zip(a[name], b[name]):
             torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True, msg=name)
@@ -251,7 +252,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize('dims', DIMS, ids=str)
 def test_head_sizes(driver, dims):
-    # One small image will do where a token is a lot of work.
+    # One small image is enough where a token is a lot of work.
     large = max(dims) > 64
     check(driver, *(Call(layout, [(3, 17)] if large else SIZES[layout], dims=dims,
                          heads=1 if large else 2, dtype=dtype, tail=layout != 'dense')
@@ -272,7 +273,7 @@ def test_strides(driver, memory):
              for layout, dtype, dim in [('dense', torch.float32, 32), ('packed', torch.float16, 40),
                                         ('padded', torch.bfloat16, 8), ('dense', torch.float64, 3)]]
     check(driver, *calls)
-    # Access of other kinds, the same numbers.
+    # Other kinds of access, the same numbers.
     for call in calls:
         plain, = run(driver, replace(call, memory='contiguous'))
         assert_same(call.results(), plain)
@@ -289,7 +290,7 @@ def test_images_without_queries_or_keys(driver):
     full, none = (5, 60), (0, 0)
     calls = [Call('packed', [full, none, full, none], [none, full, full, none], tail=3, mean=mean)
              for mean in (True, False)]
-    for call in calls:  # what has no partner may be anything
+    for call in calls:  # tokens without partners are not read
         for images in (call.q, call.dout, call.k, call.v):
             images[0].fill_(torch.nan)
             images[1].fill_(torch.nan)
@@ -321,7 +322,7 @@ def test_long_and_many(driver, call):
 
 
 def test_any_order_of_threads(driver):
-    """The same bits, in any order of threads and blocks, and any layout."""
+    """Bitwise the same in any order of threads and blocks, and in any layout."""
     base = Call('packed', SIZES['packed'], dims=(20, 20), tail=5)
     calls = [base, replace(base, seed=1), replace(base, seed=2), replace(base, layout='padded')]
     first, *others = run(driver, *calls)
@@ -332,7 +333,7 @@ def test_any_order_of_threads(driver):
 
 @pytest.mark.parametrize('layout', ['packed', 'padded'])
 def test_images_are_apart(driver, layout):
-    """An image's results are the same bits with other images beside it, be they NaN or infinite."""
+    """The results of an image are bitwise the same with other images, even NaN or infinite ones."""
     sizes = [(9, 40), (1, 3), (24, 26), (3, 1)]
     together = Call(layout, sizes, dims=(8, 8), tail=1)
     spoilt = replace(together)
@@ -350,12 +351,12 @@ def test_images_are_apart(driver, layout):
     assert b['out'][1].isnan().all() and b['dk'][1].isnan().any()
 
 
-def test_offsets_outside_the_tensor(driver):
-    """They are cut to it: nothing outside is touched."""
+def test_cu_seqlens_outside_the_tensor(driver):
+    """They are clamped to it: nothing outside is accessed."""
     case = Call('packed', [(1, 40), (1, 30)]).case()
-    for offsets in ([5, -3, 700], [-1, 70, 0], [900, 900, 900]):
+    for cu_seqlens in ([5, -3, 700], [-1, 70, 0], [900, 900, 900]):
         for array in case.arrays[:2]:  # of queries and of keys
-            array.copy_(torch.tensor(offsets, dtype=torch.int32).view(torch.uint8))
+            array.copy_(torch.tensor(cu_seqlens, dtype=torch.int32).view(torch.uint8))
         driver(case)
 
 
@@ -378,7 +379,7 @@ class Map:
 
         acc = torch.promote_types(self.dtype, torch.float32)
         stride = self.stride or self.channels
-        # Without what would follow the last row's channels.
+        # Ends with the channels of the last row.
         memory = random(max(0, self.rows * stride - (stride - self.channels)), dtype=self.dtype)
         self.x = memory.as_strided((self.rows, self.channels), (stride, 1))
         self.dout = random(self.rows, self.channels, dtype=self.dtype)
@@ -430,7 +431,7 @@ def test_focused_map_of_many_rows_and_channels(driver):
 
 
 def test_focused_map_bits(driver):
-    """The same for any order of threads; a row's, whatever is in others."""
+    """The same for any order of threads; those of a row whatever is in others."""
     calls = [Map(300, 20, seed=seed) for seed in range(3)]
     calls[2].x[5] = torch.nan
     driver(*[call.case() for call in calls])
@@ -446,7 +447,7 @@ def test_focused_map_of_large_and_equal_values(driver):
     large, zero = Map(30, 48, torch.float16), Map(30, 48)
     large.x.mul_(15000)
     large.s.abs_().add_(1)  # so that the result fits, too
-    zero.x.fill_(-1.)  # nothing but the 1e-6
+    zero.x.fill_(-1.)  # only the 1e-6 remains
     driver(large.case(), zero.case())
     assert large.out.isfinite().all() and large.x.max() > 30000
     large.check()
