@@ -11,9 +11,9 @@ from mmengine.runner import Runner
 from torch import nn
 
 import l2vit_mm
-from l2vit_mm.apis.errors import run
+from l2vit_mm.apis import errors
 from l2vit_mm.backbones import FLattenSwin, L2ViT
-from l2vit_mm.checkpoint import convert
+from l2vit_mm.checkpoint import adapt, convert
 from l2vit_mm.checkpoint.safe_load import load
 from l2vit_mm.checkpoint.state import unwrap
 from l2vit_mm.registry import find_model, list_models
@@ -191,9 +191,10 @@ def test_names_of_every_architecture_there_and_back(name):
     with torch.device('meta'):
         model = family(arch)
         own = model.state_dict()
-        published = model.to_published(own)
-    assert {*map(family.rename_published, published)} - {None} == own.keys()
-    for key, value in model.adapt(published)[0].items():
+        published = convert.to_published(model, own)
+    assert {*map(family.published_names.ours, published)} - {None} == own.keys()
+    values = {key: torch.zeros(value.shape, dtype=torch.int8) for key, value in published.items()}
+    for key, value in adapt(model, values)[0].items():
         assert value.shape == own[key].shape
 
 
@@ -262,7 +263,7 @@ def test_half_precision_is_kept(tmp_path):
 def error_of(capsys, *args):
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
-        run(lambda: main([str(arg) for arg in args]))
+        errors.run(lambda: main([str(arg) for arg in args]))
     assert exit_.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 
