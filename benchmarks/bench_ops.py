@@ -10,14 +10,18 @@ from pathlib import Path
 
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler is chatty on the standard error
 
+import report
 import torch
 import torch.nn.functional as F
+from measure import Timer, medians, peak_memory, relative, slope
 from torch import Tensor
 
-import report
-from l2vit_mm.ops import (extension, focused_feature_map, linear_attention,
-                          linear_attention_qkvpacked)
-from measure import Timer, medians, peak_memory, relative, slope
+from l2vit_mm.ops import (
+    extension,
+    focused_feature_map,
+    linear_attention,
+    linear_attention_qkvpacked,
+)
 
 HEAD_DIM = 32
 

@@ -188,7 +188,7 @@ def test_a_step_on_valid_regions_is_the_step_on_single_images(monkeypatch):
     monkeypatch.setattr(step.optimizer, 'step', lambda: gradients.update(
         {name: [p.grad.clone() for p in step.model.parameters()]}))
     calls = step.calls([(30, 40), (33, 17)])
-    for name, call in calls.items():
+    for name, call in calls.items():  # noqa: B007  (the gradients are kept under it)
         call()
     for single, valid in zip(gradients['one by one'], gradients['valid']):
         torch.testing.assert_close(single, valid, rtol=1e-3, atol=1e-3)

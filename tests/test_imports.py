@@ -41,7 +41,7 @@ def test_the_package_imports_nothing():
 import sys
 before = {m.split('.')[0] for m in sys.modules}
 import l2vit_mm
-found = {m.split('.')[0] for m in sys.modules} - before - {'l2vit_mm'} - set(sys.stdlib_module_names)
+found = {m.split('.')[0] for m in sys.modules} - before - {'l2vit_mm', *sys.stdlib_module_names}
 assert not {m for m in found if not m.startswith('_')}, found
 """)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -78,6 +78,7 @@ class BaseBackbone(BaseModule, ABC):
         _check_keywords(cls, kwargs)
         return super().__new__(cls)
 
+    @abstractmethod
     def __init__(self, *, in_channels: int, channels: Sequence[int], strides: Sequence[int],
                  stem: nn.Module, stages: Iterable[Iterable[nn.Module]],
                  downsamples: Iterable[nn.Module] = (), stage_norms: Iterable[nn.Module] = (),

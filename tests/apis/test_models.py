@@ -42,7 +42,7 @@ def test_other_ways():
 
 
 def test_errors(tmp_path):
-    with pytest.raises(ValueError, match="name must be one of .*l2vit-pico, l2vit-tiny.*, got 'tiny'"):
+    with pytest.raises(ValueError, match="one of .*l2vit-pico, l2vit-tiny.*, got 'tiny'"):
         l2vit_mm.get_model('tiny')
     with pytest.raises(ValueError, match="task must be 'backbone' or 'classifier', got 'detector'"):
         l2vit_mm.get_model('l2vit-tiny', task='detector')

@@ -92,6 +92,15 @@ def test_table_of_the_docs():
         assert re.search(rf'strides? {strides}\b', rows[cls.__name__]), cls.__name__
 
 
+def test_table_of_the_readme():
+    rows = dict(re.findall(r'^\| `(\w+)` \| (.*?) \|', (DOCS.parent / 'README.md').read_text(), re.M))
+    assert rows.keys() == {cls.__name__ for cls in BACKBONES.values()}
+    for cls in BACKBONES.values():
+        row = rows[cls.__name__]
+        for arch in cls.arch_zoo:
+            assert f'`{arch}`' in row or re.fullmatch(r'`b0` to `b5`', row) or arch == 'pico', arch
+
+
 def _ddp_steps(rank, file):
     torch.set_num_threads(1)
     dist.init_process_group('gloo', rank=rank, world_size=2, init_method=f'file://{file}')
@@ -114,6 +123,12 @@ def test_a_name_is_registered_once():
     from l2vit_mm.backbones import L2ViT, register_backbone
     with pytest.raises(ValueError, match="name must be a new one, got 'l2vit'.*L2ViT"):
         register_backbone('l2vit', test_arch='pico')(type('Other', (L2ViT,), {}))
+
+
+def test_the_base_is_abstract():
+    from l2vit_mm.backbones import BaseBackbone
+    with pytest.raises(TypeError, match='abstract class BaseBackbone'):
+        BaseBackbone(in_channels=3, channels=(8,), strides=(4,), stem=torch.nn.Identity(), stages=[])
 
 
 def test_a_larger_arch_is_no_stage_that_is_not_built():

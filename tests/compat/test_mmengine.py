@@ -1,4 +1,5 @@
 """Loading that can't run code, by every way in which mmengine loads a checkpoint."""
+import contextlib
 import os
 import pickle
 from pathlib import PurePosixPath
@@ -100,10 +101,8 @@ def test_the_exploits_work(tmp_path):
     """Or the test above shows nothing. (This runs them.)"""
     for name, exploit in exploits(str(tmp_path / 'canary')).items():
         torch.save(exploit, tmp_path / 'crafted.pth')
-        try:
+        with contextlib.suppress(Exception):  # after the code ran
             torch.load(tmp_path / 'crafted.pth', weights_only=False)
-        except Exception:  # after the code ran
-            pass
         assert (tmp_path / 'canary').exists(), name
         (tmp_path / 'canary').unlink()
 

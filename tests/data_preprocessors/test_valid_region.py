@@ -292,7 +292,8 @@ def test_sliding_window_of_a_segmenter(batch):
     seen = []
     model.backbone.register_forward_pre_hook(lambda _, args: seen.append(args[0].valid_hw.tolist()))
     with torch.no_grad():
-        model.inference(batch, [dict(ori_shape=(64, 64), img_shape=(64, 64), pad_shape=(64, 64))] * 2)
+        shapes = dict(ori_shape=(64, 64), img_shape=(64, 64), pad_shape=(64, 64))
+        model.inference(batch, [shapes] * 2)
     assert seen == [[[40, 48], [48, 33]], [[40, 40], [48, 17]],
                     [[24, 48], [48, 33]], [[24, 40], [48, 17]]]
 

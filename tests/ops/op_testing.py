@@ -115,7 +115,7 @@ def run(layout, q, k, v, dout, scale=None, attention=linear_attention, **options
                                    ('dk', grads[1], key_sizes), ('dv', grads[2], key_sizes)):
         result[name], rest = split(layout, batch, its_sizes)
         assert not rest.count_nonzero(), f'{name} is not zero outside the images'
-    return result | {'dscale': [x] for x in grads[3:]}
+    return result | {name: [x] for name, x in zip(('dscale',), grads[3:])}
 
 
 def expected(q, k, v, dout, scale=None, **options):
