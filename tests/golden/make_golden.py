@@ -148,9 +148,9 @@ def describe(name: str, published: Published, model: nn.Module) -> dict:
              'params': sum(parameter.numel() for parameter in model.parameters()),
              'keys': keys, 'runs': []}
     # What is derived from the architecture keeps the model's own values.
-    model.load_state_dict({**model.state_dict(), **{
-        key: golden.fill(key, shape) for key, shape in keys.items()
-        if key.rpartition('.')[2] not in golden.DERIVED}})
+    own = {key: value for key, value in model.state_dict().items()
+           if key.rpartition('.')[2] in golden.DERIVED}
+    model.load_state_dict({**golden.state_dict(entry), **own})
     model.double().eval()
 
     outputs = {}
