@@ -18,10 +18,12 @@ def fake_mmcv(tmp_path, monkeypatch):
     """An mmcv without operators, first on the path."""
     (tmp_path / 'mmcv').mkdir()
     (tmp_path / 'mmcv' / '__init__.py').touch()
-    for name in [name for name in sys.modules if name.split('.')[0] == 'mmcv']:
-        monkeypatch.delitem(sys.modules, name)
+    real = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split('.')[0] == 'mmcv'}
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path / 'mmcv'
+    yield tmp_path / 'mmcv'
+    for name in [name for name in sys.modules if name.split('.')[0] == 'mmcv']:
+        del sys.modules[name]
+    sys.modules.update(real)
 
 
 def run_cli(monkeypatch, command):
