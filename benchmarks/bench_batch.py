@@ -1,7 +1,7 @@
-"""Training steps of a backbone on batches of images of different sizes: padding counted as image,
-padding left out, and the images one by one. Last, a batch that has no padding.
+"""Benchmark of training steps on batches of images of different sizes.
 
-Prints a table; docs/batching.md says what its columns are.
+Compares the padded batch, the batch with valid_hw, and the images one by one; the last batch has no
+padding. Prints a table; docs/batching.md explains its columns.
 """
 import argparse
 import json
@@ -9,7 +9,7 @@ import os
 import random
 from pathlib import Path
 
-os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler is chatty on the standard error
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch's profiler writes much to stderr
 
 import report
 import torch
@@ -24,21 +24,24 @@ COCO_SIZES = ((480, 640), (426, 640), (428, 640), (425, 640), (640, 481), (478, 
               (488, 640))
 SHORT_SIDES = range(480, 801, 32)
 LONG_SIDE = 1333
-DIVISOR = 32  # batches are padded to multiples of it
+DIVISOR = 32  # batches are padded to multiples of this
 WITHOUT_PADDING = (640, 960)
 
 Sizes = list[tuple[int, int]]
 
 
 def resized(height: int, width: int, short: int, scale: float) -> tuple[int, int]:
-    """An image's size after MM's Resize to a short side, the long one at most LONG_SIDE."""
+    """Size of an image after MM's Resize to a short side, with a long side of at most LONG_SIDE."""
     factor = scale * min(short / min(height, width), LONG_SIDE / max(height, width))
     return int(height * factor + 0.5), int(width * factor + 0.5)
 
 
 def draw(count: int, batch_size: int, seed: int, scale: float) -> list[Sizes]:
-    """Batches as the detection configs draw them: a random short side an image, and images of a
-    batch all upright or all not (AspectRatioBatchSampler)."""
+    """Image sizes of batches as the detection configs draw them.
+
+    Each image has a random short side; a batch is all portrait or all landscape
+    (AspectRatioBatchSampler).
+    """
     rng = random.Random(seed)
     batches = []
     for _ in range(count):
@@ -50,12 +53,12 @@ def draw(count: int, batch_size: int, seed: int, scale: float) -> list[Sizes]:
 
 
 def padded(sizes: Sizes) -> tuple[int, int]:
-    """Height and width of a batch."""
+    """Height and width of the padded batch."""
     return tuple(-(-max(axis) // DIVISOR) * DIVISOR for axis in zip(*sizes))
 
 
 class Step:
-    """Forward, backward and an AdamW step of a backbone."""
+    """A training step of L2ViT: forward, backward, AdamW."""
 
     def __init__(self, arch: str, device: torch.device, amp: torch.dtype | None) -> None:
         torch.manual_seed(0)
@@ -64,7 +67,7 @@ class Step:
         self.device, self.amp = device, amp
 
     def __call__(self, *batches: tuple[Tensor, Tensor | None]) -> list[Tensor]:
-        """Batches and their valid_hw; gradients are added up over them."""
+        """Accumulates gradients over batches, images (B, 3, h, w) with valid_hw (B, 2) or None."""
         self.optimizer.zero_grad()
         for images, valid_hw in batches:
             with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
@@ -74,7 +77,7 @@ class Step:
         return []
 
     def calls(self, sizes: Sizes) -> dict:
-        """The ways to make a step on images of some sizes."""
+        """The three ways to make a step on images of the given sizes, by name."""
         height, width = padded(sizes)
         batch = torch.zeros(len(sizes), 3, height, width, device=self.device)
         for image, (h, w) in zip(batch, sizes):
@@ -100,7 +103,7 @@ def measure(step: Step, sizes: Sizes, timer: Timer, rounds: int) -> dict:
 
 
 def total(rows: list[dict]) -> dict:
-    """The sums over all batches."""
+    """Sums over all batches."""
     areas = [len(row['sizes']) * row['padded'][0] * row['padded'][1] for row in rows]
 
     def summed(of: str) -> dict[str, float]:
@@ -111,17 +114,18 @@ def total(rows: list[dict]) -> dict:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark; None: with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--arch', default='tiny', help='of L2ViT')
+    parser.add_argument('--arch', default='tiny', help='architecture of L2ViT')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--amp', choices=('float16', 'bfloat16'), help='autocast; default: none')
-    parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
-    parser.add_argument('--batches', type=int, default=8, help='how many are drawn')
-    parser.add_argument('--batch-size', type=int, default=2)
-    parser.add_argument('--scale', type=float, default=1., help='of all image sizes')
-    parser.add_argument('--rounds', type=int, default=5, help='samples of each, 3 or more')
-    parser.add_argument('--seed', type=int, default=0, help='of the draw')
-    parser.add_argument('--json', type=Path, help='file for all figures, the single samples too')
+    parser.add_argument('--threads', type=int, help="CPU threads; default: torch's choice")
+    parser.add_argument('--batches', type=int, default=8, help='number of batches')
+    parser.add_argument('--batch-size', type=int, default=2, help='images per batch')
+    parser.add_argument('--scale', type=float, default=1., help='factor of all image sizes')
+    parser.add_argument('--rounds', type=int, default=5, help='samples per measurement, 3 or more')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the image sizes')
+    parser.add_argument('--json', type=Path, help='file for all figures, including single samples')
     args = parser.parse_args(argv)
 
     device = torch.device(args.device)

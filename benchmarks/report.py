@@ -1,8 +1,9 @@
-"""Figures of the benchmarks as Markdown tables and a plot."""
+"""Formats the figures of the benchmarks as Markdown tables and a plot."""
 from pathlib import Path
 
 
 def heading(environment: dict) -> str:
+    """Two lines about the machine and the versions."""
     load = ', '.join(f'{x:.1f}' for x in environment['load_average'])
     built = ', '.join(f'{name} {value}' for name, value in environment['extension'].items())
     return (f"{environment['device']}; {environment['cores']} cores, {environment['threads']} "
@@ -10,7 +11,7 @@ def heading(environment: dict) -> str:
 
 
 def tables(result: dict) -> str:
-    """All tables of one number format."""
+    """All tables of one data type."""
     ceilings = result['ceilings']
     parts = [f"copy {ceilings['copy_bytes_per_second'] / 1e9:.1f} GB/s, "
              f"{ceilings['matmul_dtype']} matmul "
@@ -24,7 +25,7 @@ def tables(result: dict) -> str:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same columns, as a Markdown table."""
+    """Rows with the same columns as a Markdown table."""
     columns = list(rows[0])
     widths = [max(len(name), *(len(row[name]) for row in rows)) for name in columns]
     lines = [columns, ['-' * width for width in widths], *([*row.values()] for row in rows)]
@@ -113,7 +114,7 @@ def _memory(result: dict) -> str:
 
 
 def batches(figures: dict) -> str:
-    """The table of bench_batch.py: all but the first three columns are ratios to the padded way."""
+    """The table of bench_batch.py; its times and memories are relative to the padded batch."""
     rows = []
     for row in figures['rows']:
         rows.append({'images': ', '.join(f'{h} x {w}' for h, w in row['sizes']),

@@ -1,4 +1,4 @@
-"""`python -m l2vit_mm`: what is installed, and which operators run here. For a report of an error."""
+"""`python -m l2vit_mm` prints what is installed and which operators run, for bug reports."""
 import argparse
 import os
 import platform
@@ -18,6 +18,7 @@ _TOOLBOXES = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
 
 
 def main() -> None:
+    """Prints one line per item."""
     argparse.ArgumentParser(prog='python -m l2vit_mm', description=__doc__).parse_args()
     for name, text in [*_machine(), *_operators(), *_toolboxes()]:
         print(f'{name:<12}{text}')
@@ -53,7 +54,7 @@ def _operators() -> Iterator[tuple[str, str]]:
 def _toolboxes() -> Iterator[tuple[str, str]]:
     distributions = packages_distributions()
     modules = {name: find_spec(name) for name in _TOOLBOXES}
-    # Two for one module (mmcv and mmcv-lite, say) is a broken environment: show both.
+    # Two packages for one module, such as mmcv and mmcv-lite, are a broken environment: show both.
     packages = {name: sorted(set(distributions.get(name, ())))
                 for name, module in modules.items() if module}
     stacks = {'OneDL' if package.startswith('onedl') else 'OpenMMLab'

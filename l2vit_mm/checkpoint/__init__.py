@@ -1,4 +1,4 @@
-"""Checkpoints: names, loading with a report, conversion, and nothing that runs code from a file."""
+"""Checkpoints: names, loading with a report, conversion, and safe unpickling."""
 
 from l2vit_mm.checkpoint.load import adapt, load_backbone, load_pretrained
 from l2vit_mm.checkpoint.names import NameTable

@@ -1,8 +1,8 @@
-"""The functions of mmcv's compiled module `mmcv._ext`, by torchvision and PyTorch.
+"""The functions of mmcv's compiled module `mmcv._ext`, made of torchvision and PyTorch.
 
-Each has the parameters that `mmcv/ops/*.py` passes: results are written into the tensors that the
-caller allocated, and buffers for the scratch memory of mmcv's kernels are accepted and left alone.
-A name that is not defined here exists too (mmcv asserts that it does) and raises when it is called.
+Each has the parameters that `mmcv/ops/*.py` passes: results are written into tensors that the
+caller has allocated, and the scratch buffers of mmcv's kernels are ignored. A name that is not
+defined here exists too, as mmcv asserts that it does, and raises an error when it is called.
 
 CPU and CUDA run the same code. Half and bfloat16 inputs are computed in float32 and rounded once,
 which is at least as accurate as mmcv's kernels.
@@ -25,7 +25,7 @@ _FLT_MIN = torch.finfo(torch.float32).tiny
 
 
 def __getattr__(name: str) -> Callable:
-    if name.startswith('__'):  # what Python and pytest probe a module for
+    if name.startswith('__'):  # attributes that Python and pytest probe for
         raise AttributeError(name)
 
     def missing(*args: Any, **kwargs: Any) -> None:
@@ -37,27 +37,37 @@ def __getattr__(name: str) -> Callable:
 
 
 def get_compiler_version() -> str:
-    """What mmcv prints as its compiler."""
+    """What mmcv's environment report prints as its compiler."""
     return 'not compiled'
 
 
 def get_compiling_cuda_version() -> str:
-    """What mmcv prints as its CUDA version."""
+    """What mmcv's environment report prints as its CUDA version."""
     return f'not compiled (operators of torchvision {torchvision.__version__})'
 
 
 def _wide(*tensors: Tensor) -> Any:
-    """Half precision as float32, anything else as it is."""
+    """Converts half precision to float32; leaves other types as they are."""
     wide = tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
     return wide if len(wide) > 1 else wide[0]
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the kept boxes, best score first. A box is (x2 - x1 + offset) wide."""
+    """Non-maximum suppression.
+
+    Args:
+        boxes (Tensor): (N, 4), x1, y1, x2, y2; a box is x2 - x1 + offset wide.
+        scores (Tensor): (N,).
+        iou_threshold (float): boxes that overlap a better one by more are dropped.
+        offset (int): 0 or 1.
+
+    Returns:
+        Tensor: (K,), indices of the kept boxes, best score first.
+    """
     boxes = _wide(boxes)
     if offset:
         boxes = torch.cat((boxes[:, :2], boxes[:, 2:] + offset), dim=1)
-    # mmcv holds the threshold as a float: an IoU of just float32(0.1) does not exceed 0.1
+    # In mmcv the threshold is a C++ float: an IoU of exactly float32(0.1) does not exceed 0.1.
     threshold = float(np.float32(iou_threshold))
     return torch.ops.torchvision.nms(boxes, scores.to(boxes.dtype), threshold)
 
@@ -69,8 +79,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     """RoIAlign of (B, C, H, W) at (K, 5) RoIs into (K, C, aligned_height, aligned_width).
 
     Args:
-        pool_mode: 0 the largest of a bin's samples, 1 their average.
-        argmax_y, argmax_x: for pool_mode 0 the position of the largest sample, in pixels.
+        pool_mode: 0 for the maximum of a bin's samples, 1 for their average.
+        argmax_y, argmax_x: with pool_mode 0, receive the position of the maximum, in pixels; shape
+            as ``output``.
     """
     input, rois = _wide(input, rois)
     if pool_mode == 1:
@@ -84,7 +95,7 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         x1, y1, x2, y2 = roi[1:] * spatial_scale - shift
         y, grid_h = _sample_positions(y1, y2, aligned_height, sampling_ratio, aligned)
         x, grid_w = _sample_positions(x1, x2, aligned_width, sampling_ratio, aligned)
-        if grid_h * grid_w == 0:  # an empty RoI: mmcv leaves the value that its search starts from
+        if grid_h * grid_w == 0:  # an empty RoI: mmcv returns the initial value of its search
             output[k], argmax_y[k], argmax_x[k] = -10000, -1, -1
             continue
         # (PH, PW, grid_h * grid_w): the samples of a bin, row by row
@@ -106,7 +117,7 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        grad_input: Tensor, aligned_height: int, aligned_width: int,
                        spatial_scale: float, sampling_ratio: int, pool_mode: int,
                        aligned: bool) -> None:
-    """Gradient of `roi_align_forward` for its input, into grad_input (B, C, H, W) of zeros."""
+    """Gradient of `roi_align_forward` for its input, into a zero-filled grad_input (B, C, H, W)."""
     grad_output, rois = _wide(grad_output, rois)
     if pool_mode == 1:
         grad_input.copy_(
@@ -143,7 +154,7 @@ def _corners(y: Tensor, x: Tensor, height: int,
              width: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Flat index and bilinear weight of the four pixels around each position.
 
-    A position more than one pixel outside the map has weight 0, one nearer is moved to the border.
+    A position more than one pixel outside the map has weight 0; closer ones move to the border.
     """
     inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
@@ -160,7 +171,7 @@ def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: T
                         columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
                         padW: int, padH: int, dilationW: int, dilationH: int, group: int,
                         deformable_group: int, im2col_step: int) -> None:
-    """Deformable convolution (Dai et al. 2017): no modulation, no bias."""
+    """Deformable convolution (arXiv 1703.06211) of (B, C, H, W), without modulation and bias."""
     _deform_conv(output, input, weight, offset, None, None,
                  (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
 
@@ -185,7 +196,7 @@ def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: T
                                     deformable_group: int, scale: float,
                                     im2col_step: int) -> None:
     """``scale`` times the gradient of ``deform_conv_forward`` for the weight, into gradWeight."""
-    kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # its own gradient does not depend on it
+    kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # the gradient does not depend on it
     grads = _deform_conv_backward(
         gradOutput, input, kernel, offset, None, None,
         (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
@@ -197,7 +208,7 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                   group: int, deformable_group: int, with_bias: bool) -> None:
-    """Modulated deformable convolution (Zhu et al. 2019)."""
+    """Modulated deformable convolution (arXiv 1811.11168) of (B, C, H, W) into (B, C', H', W')."""
     _deform_conv(output, input, weight, offset, mask, bias if with_bias else None,
                  (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group,
                   deformable_group))
@@ -232,7 +243,7 @@ def _deform_conv_backward(grad_output: Tensor, *args: Any) -> tuple[Tensor, ...]
 
 def _deform_conv_arguments(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None,
                            bias: Tensor | None, geometry: tuple[int, ...]) -> tuple[Any, ...]:
-    """torchvision's operator has no optional tensors: it wants fillers and a flag."""
+    """torchvision's operator has no optional tensors: it takes placeholders and a flag."""
     use_mask = mask is not None
     if mask is None:
         mask = input.new_zeros(len(input), 1)
@@ -243,11 +254,12 @@ def _deform_conv_arguments(input: Tensor, weight: Tensor, offset: Tensor, mask: 
 
 def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
                                gamma: float, alpha: float) -> None:
-    """Focal loss (Lin et al. 2017, eq. 5) of (N, C) logits, one value an element.
+    """Focal loss (arXiv 1708.02002, eq. 5) of logits (N, C), per element.
 
     Args:
-        target: (N,), the class of a row; C means background.
-        weight: (C,) weight of a class, or empty. Rows of background have weight 1.
+        target: (N,), the class of each row; C means background.
+        weight: (C,), the weight of each class, or empty. Background rows have weight 1.
+        output: (N, C), receives the loss.
     """
     p, positive, class_weight = _focal_loss_terms(input, target, weight)
     loss = torch.where(positive, -alpha * (1 - p).pow(gamma) * p.clamp(min=_FLT_MIN).log(),
@@ -257,7 +269,7 @@ def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
 
 def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor,
                                 gamma: float, alpha: float) -> None:
-    """Derivative of `sigmoid_focal_loss_forward` for its input, an element."""
+    """Derivative of `sigmoid_focal_loss_forward` for its input, per element, into (N, C)."""
     p, positive, class_weight = _focal_loss_terms(input, target, weight)
     log_p, log_q = p.clamp(min=_FLT_MIN).log(), (1 - p).clamp(min=_FLT_MIN).log()
     grad = torch.where(positive, -alpha * (1 - p).pow(gamma) * (1 - p - gamma * p * log_p),
@@ -272,22 +284,22 @@ def _focal_loss_terms(input: Tensor, target: Tensor,
     positive = target[:, None] == torch.arange(input.shape[1], device=target.device)
     if weight.numel() == 0:
         return p, positive, 1
-    weight = torch.cat((_wide(weight), weight.new_ones(1)))  # the last one for background
+    weight = torch.cat((_wide(weight), weight.new_ones(1)))  # the last entry is background's
     return p, positive, weight[target, None]
 
 
 def ms_deform_attn_forward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
                            sampling_loc: Tensor, attn_weight: Tensor, im2col_step: int) -> Tensor:
-    """Multi-scale deformable attention (Zhu et al. 2021, eq. 3), before the output projection.
+    """Multi-scale deformable attention (arXiv 2010.04159, eq. 3), before the output projection.
 
     Args:
         value: (B, sum of H * W over the levels, heads, D).
-        spatial_shapes: (L, 2), height and width of a level.
-        sampling_loc: (B, Q, heads, L, P, 2), x and y in [0, 1] over the level's map.
+        spatial_shapes: (L, 2), height and width of each level.
+        sampling_loc: (B, Q, heads, L, P, 2), x and y in [0, 1] over the map of the level.
         attn_weight: (B, Q, heads, L, P).
 
     Returns:
-        Tensor: (B, Q, heads * D), in value's type.
+        Tensor: (B, Q, heads * D), of the type of ``value``.
     """
     wide, locations, weights = _wide(value, sampling_loc, attn_weight)
     return _ms_deform_attn(wide, locations, weights, spatial_shapes).to(value.dtype)
@@ -311,7 +323,7 @@ def _ms_deform_attn(value: Tensor, sampling_loc: Tensor, attn_weight: Tensor,
     batch, _, heads, dim = value.shape
     queries = sampling_loc.shape[1]
     shapes = spatial_shapes.tolist()
-    # a head is an image of its own to grid_sample, whose corners of the map are -1 and 1
+    # grid_sample gets each head as an image; it counts from -1 to 1 over the map.
     maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in shapes], dim=-1)
     grids = (2 * sampling_loc - 1).transpose(1, 2).flatten(0, 1)  # (B * heads, Q, L, P, 2)
     weights = attn_weight.transpose(1, 2).flatten(0, 1)  # (B * heads, Q, L, P)

@@ -1,4 +1,4 @@
-"""Modules shared by the backbones. Imports nothing of MM."""
+"""Modules shared by the backbones. Imports no OpenMMLab package."""
 from l2vit_mm.layers.attention import (
                                        LinearGlobalAttention,
                                        SelfAttention,

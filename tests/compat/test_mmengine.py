@@ -272,5 +272,5 @@ def test_models_by_name(tmp_path, monkeypatch):
         assert mmengine_checkpoint._load_checkpoint(address)['state_dict']['backbone.a'].sum() == 2
     loaded = mmengine_checkpoint._load_checkpoint('mmcls://net')
     assert list(loaded['state_dict']) == ['a']
-    with pytest.raises(ValueError, match="must be a file or an address, got 'pavi://net'"):
+    with pytest.raises(ValueError, match="must be a file or a URL, got 'pavi://net'"):
         mmengine_checkpoint._load_checkpoint('pavi://net')

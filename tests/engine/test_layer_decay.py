@@ -64,7 +64,7 @@ def settings(model, optim_wrapper):
 def test_printed_table(config, expected, printed):
     wrapper(build_model(config), layer_decay_rate=0.9)
     _, header, *lines = printed().splitlines()
-    assert re.split('  +', header) == ['depth', 'lr', 'weight decay', 'tensors', 'numbers', 'of']
+    assert re.split('  +', header) == ['depth', 'lr', 'weight decay', 'tensors', 'values', 'of']
     rows = [re.split('  +', line.strip()) for line in lines]
     found = []
     for depth, kept, decaying in zip(range(14), rows[::2], rows[1::2], strict=True):

@@ -280,18 +280,18 @@ def test_errors(tmp_path, capsys):
             (['--arch', 'flatten-pvt-v2-b1'], 'does not fit flatten-pvt-v2-b1: it looks like '
              'flatten-pvt-v2-b0; of another shape: '),
             (['--arch', 'l2vit-tiny'], 'it looks like flatten-pvt-v2-b0; missing: '),
-            (['--task', 'detector'], "task is 'detector', but the file has a classifier"),
-            (['--ema'], 'ema is set, but the file has no model_ema'),
+            (['--task', 'detector'], "task must be 'backbone' or 'classifier' for this file, got 'detector'"),
+            (['--ema'], 'ema must be False for a file without model_ema, got True'),
             (['--backbone-options', 'window=7'], "got an unexpected keyword argument 'window'"),
-            (['--backbone-options', 'window'], '--backbone-options takes KEY=VALUE')]:
+            (['--backbone-options', 'window'], '--backbone-options must be KEY=VALUE')]:
         assert message in error_of(capsys, file, out, *args)
     assert "out must end in .pth or .safetensors" in error_of(capsys, file, tmp_path / 'out.txt')
     torch.save({(f'x.{key}' if index % 2 else key): value
                 for index, (key, value) in enumerate(published.items())}, file)
-    assert 'arch is not given, and the file looks like none that is known' in error_of(
+    assert 'arch must be given, as the file looks like no known architecture' in error_of(
         capsys, file, out)
     torch.save({'layer1.0.weight': torch.zeros(3)}, file)
-    assert 'looks like none that is known' in error_of(capsys, file, out)
+    assert 'looks like no known architecture' in error_of(capsys, file, out)
     torch.save(find_model('l2vit-base')[0]('base').state_dict(), file)
     assert 'the file looks like l2vit-base or l2vit-base-384' in error_of(capsys, file, out)
     torch.save(find_model('flatten-deit-tiny')[0]('tiny').state_dict(), file)
@@ -299,7 +299,7 @@ def test_errors(tmp_path, capsys):
         capsys, file, out, '--to', 'published')
     published['block1.0.mlp.fc1.bias'][0] = torch.nan
     torch.save({'model': published}, file)
-    assert f'{file}: not finite in backbone.stages.0.0.mlp.fc1.bias' in error_of(capsys, file, out)
+    assert f'{file}: weights must be finite, got NaN or infinity in backbone.stages.0.0.mlp.fc1.bias' in error_of(capsys, file, out)
     assert [path.name for path in tmp_path.iterdir()] == ['file.pth']
 
 
@@ -314,7 +314,7 @@ def test_damaged_and_dangerous_files(tmp_path, capsys):
     torch.save({'model': {}, 'run': Code(tmp_path / 'ran')}, file)
     assert 'it contains' in error_of(capsys, file, out)
     torch.save(torch.zeros(3), file)
-    assert ('it contains what a checkpoint has no use for: a Tensor in place of a dict'
+    assert ('it contains what does not belong in a checkpoint: a Tensor instead of a dict'
             in error_of(capsys, file, out))
     assert [path.name for path in tmp_path.iterdir()] == ['file.pth']
 

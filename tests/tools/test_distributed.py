@@ -226,4 +226,4 @@ def test_slurm_without_a_gpu_is_one_line(config, environment, repo):
         env=environment)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        'train.py: error: --launcher: slurm needs a GPU; without one: pytorch')
+        'train.py: error: --launcher must be pytorch on a machine without a GPU, got slurm')

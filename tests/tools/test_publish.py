@@ -76,19 +76,20 @@ def test_errors(detector, tmp_path, capsys):
     for content in (dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()),
                     nn.Conv2d(3, 4, 1).state_dict()):
         torch.save(content, path)
-        assert (f"{path}: no parameter has a name that starts with 'backbone.'"
+        assert (f"{path}: checkpoint must have parameters of a backbone, got no name that "
+                "starts with 'backbone.'"
                 in error_of(capsys, path, out, '--backbone'))
-    assert "out.txt'; it must end in .pth or .safetensors" in error_of(
+    assert 'out must end in .pth or .safetensors, got ' in error_of(
         capsys, path, tmp_path / 'out.txt')
     torch.save(dict(optimizer={}), path)
-    assert 'holds no weights: it has optimizer' in error_of(capsys, path, out)
+    assert 'checkpoint must hold weights, as ' in error_of(capsys, path, out)
     detector['neck.bias'][3] = torch.nan
     torch.save(detector, path)
-    assert f'{path}: not finite in neck.bias' in error_of(capsys, path, out)
+    assert f'{path}: weights must be finite, got NaN or infinity in neck.bias' in error_of(capsys, path, out)
     # Halved, a number can be too large.
     detector['neck.bias'][3] = 1e6
     torch.save(detector, path)
-    assert 'not finite in neck.bias' in error_of(capsys, path, out, '--half')
+    assert 'got NaN or infinity in neck.bias' in error_of(capsys, path, out, '--half')
     assert [file.name for file in tmp_path.iterdir()] == ['file.pth']
 
 
@@ -98,5 +99,5 @@ def test_a_broken_safetensors_file(tmp_path, capsys):
     whole = path.read_bytes()
     for content in (whole[:-100], whole[:20], b'', b'<!DOCTYPE html><html></html>'):
         path.write_bytes(content)
-        assert (f'cannot load checkpoint {path}: it is not a whole safetensors file'
+        assert (f'cannot load checkpoint {path}: it is not a complete safetensors file'
                 in error_of(capsys, path, tmp_path / 'out.pth'))

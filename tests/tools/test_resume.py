@@ -241,5 +241,5 @@ def test_resume_takes_the_seed_and_refuses_bare_weights(tmp_path, capsys):
     assert cfg.randomness == ConfigDict(deterministic=True, seed=7)
     torch.save(dict(state_dict={}, meta={}), tmp_path / 'weights.pth')
     cfg.load_from = str(tmp_path / 'weights.pth')
-    with pytest.raises(UsageError, match='has no message_hub, optimizer: nothing to go on'):
+    with pytest.raises(UsageError, match='has no message_hub, optimizer: it is not the state'):
         resume(cfg)

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates, and what has no weight decay."""
+"""Layer-wise learning rates, and which parameters have no weight decay."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from l2vit_mm.layers import ResizedTable
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Learning rates that fall from a model's heads to its stem (ELECTRA, arXiv 2003.10555; BEiT,
-    arXiv 2106.08254), for detectors, segmenters and classifiers alike::
+    """Layer-wise learning rate decay (ELECTRA, arXiv 2003.10555; BEiT, arXiv 2106.08254)::
 
         lr = optimizer.lr * lr_mult * layer_decay_rate ** (last depth - depth)
 
-    The depth is what ``get_layer_depth(param_name, 'backbone.')`` of the model's backbone returns:
-    here 0 for the stem, then one per block; necks and heads have the last. mmpretrain's
-    transformers have that method too.
+    For detectors, segmentors and classifiers. The backbone's ``get_layer_depth(param_name,
+    'backbone.')`` gives the depth: for the backbones here 0 for the stem, then one per block; necks
+    and heads have the last depth. mmpretrain's transformers have that method too.
 
-    Norms, biases and whatever else has one dimension (``scale``, ``temperature``), position
-    encodings and tables of position biases get no weight decay. The groups are logged as a table.
+    Norms, biases and all other parameters of one dimension (``scale``, ``temperature``), position
+    embeddings and relative position bias tables get no weight decay. The groups are logged as a
+    table.
 
     Args:
         optim_wrapper_cfg (dict): as in mmengine; the optimizer needs ``lr`` and ``weight_decay``.
-        paramwise_cfg (dict, optional): ``layer_decay_rate`` (0 < rate <= 1, by default 1: the same
-            learning rate for all), and all that mmengine's ``DefaultOptimWrapperConstructor``
-            takes. ``norm_decay_mult``, ``bias_decay_mult`` and ``flat_decay_mult`` are 0 here if
-            they aren't given; a parameter that one of the ``custom_keys`` names has what is given
-            there, as in mmengine, and the layer's factor.
+        paramwise_cfg (dict, optional): ``layer_decay_rate`` (0 < rate <= 1; default 1: the same
+            learning rate for all), and the settings of mmengine's
+            ``DefaultOptimWrapperConstructor``. ``norm_decay_mult``, ``bias_decay_mult`` and
+            ``flat_decay_mult`` default to 0 here. ``custom_keys`` override these, as in mmengine,
+            and are combined with the factor of the layer.
 
     Raises:
-        ValueError: if ``layer_decay_rate`` is out of range, or the optimizer's ``lr`` or
-            ``weight_decay`` isn't given.
-        TypeError: if the backbone doesn't know the depths of its parameters; raised when called.
+        ValueError: if ``layer_decay_rate`` is out of range, or ``lr`` or ``weight_decay`` of the
+            optimizer is missing.
+        TypeError: if the backbone has no ``get_layer_depth``; raised when called.
 
     Example:
         >>> optim_wrapper = dict(
@@ -62,9 +62,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
                    is_dcn_module: int | float | None = None) -> None:
-        """As mmengine's. In the end, groups of the same depth and settings become one."""
+        """As mmengine's; then groups of the same depth and settings are merged."""
         super().add_params(params, module, prefix, is_dcn_module)
-        if prefix:  # mmengine's calls this for every child
+        if prefix:  # a recursive call of mmengine's, for a child
             return
         backbone: Any = getattr(module, 'backbone', None)
         if self.rate != 1. and not hasattr(backbone, 'get_layer_depth'):
@@ -94,16 +94,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 
 def _part_of(name: str) -> str:
-    """The stage and block of a backbone, or another module, that a parameter is in."""
+    """The stage and block of a backbone, or the other module, that a parameter belongs to."""
     match = re.match(r'(?:backbone\.)?\w+(?:\.\d+)*', name)
     return match[0] if match else name
 
 
 def _table(rows: list[tuple[int, dict, dict]]) -> str:
-    """One line per group: depth, settings, how many tensors and numbers, and where they are."""
-    lines = [('depth', 'lr', 'weight decay', 'tensors', 'numbers', 'of')]
+    """One line per group: depth, settings, numbers of tensors and values, and their modules."""
+    lines = [('depth', 'lr', 'weight decay', 'tensors', 'values', 'of')]
     for depth, group, named in rows:
-        # Stages with their block, other modules of a backbone, other modules.
         parts = dict.fromkeys(_part_of(name) for name in named)
         lines.append((str(depth), f"{group['lr']:.4g}", f"{group['weight_decay']:g}",
                       str(len(named)), str(sum(p.numel() for p in named.values())),

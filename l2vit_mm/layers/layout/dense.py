@@ -102,7 +102,7 @@ class DenseLayout(Layout):
         if not any(shift):
             return None
         rows, columns = -(-self.height // h), -(-self.width // w)
-        # What was rolled over the edge is in the last rows and columns.
+        # The last rows and columns hold what was rolled over the edge.
         y = torch.arange(rows * h, device=device) >= rows * h - shift[0]
         x = torch.arange(columns * w, device=device) >= columns * w - shift[1]
         parts = rearrange(2 * y[:, None] + x, '(y h) (x w) -> (y x) (h w)', h=h, w=w)

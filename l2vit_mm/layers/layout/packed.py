@@ -15,9 +15,9 @@ from l2vit_mm.layers.layout.base import Layout
 from l2vit_mm.layers.layout.dense import DenseLayout
 from l2vit_mm.layers.layout.window import Window
 
-# Numbers in the maps of one size from which on one call for each size takes less time than copies
-# to a padded batch and back: on a CPU a call of a convolution, forward and backward, takes half a
-# millisecond even on the smallest map.
+# From this many numbers per image size, one call for each size is faster than copies to a padded
+# batch and back: on a CPU a convolution, forward and backward, takes half a millisecond even on the
+# smallest map.
 _LARGE = 2**17
 
 
@@ -26,17 +26,17 @@ class PackedLayout(Layout):
     """Tokens (T, C) of images of different sizes, one after the other, without padding.
 
     Args:
-        groups (tuple[tuple[int, int, int], ...]): number, height and width in tokens of neighboring
-            images of one size.
+        groups (tuple[tuple[int, int, int], ...]): number, height and width in tokens of each run of
+            consecutive images of one size.
     """
 
     groups: tuple[tuple[int, int, int], ...]
-    # Index tensors, which every block of a stage asks for.
+    # Index tensors, which every block of a stage needs.
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[tuple[int, int]]) -> PackedLayout:
-        """The layout of images of some heights and widths."""
+        """The layout of images with the given heights and widths in tokens."""
         return cls(tuple((len(list(same)), h, w) for (h, w), same in itertools.groupby(sizes)))
 
     @cached_property
@@ -57,7 +57,7 @@ class PackedLayout(Layout):
         return sum(n * h * w for n, h, w in self.groups)
 
     def reduced(self, stride: int) -> PackedLayout:
-        # Groups that become equal stay apart: those of two layouts of the same images correspond.
+        # Groups of equal size are not merged: the groups of two layouts of the same images match.
         return PackedLayout(tuple((n, -(-h // stride), -(-w // stride)) for n, h, w in self.groups))
 
     def enlarged(self, factor: int) -> PackedLayout:
@@ -83,7 +83,7 @@ class PackedLayout(Layout):
         return self._cache[device]
 
     def _map_indices(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Where each token is in a flattened (B, height, width) map, (T,)."""
+        """Index of each token in a flattened (B, height, width) map, (T,)."""
         key = 'map', height, width, device
         if key not in self._cache:
             image, y, x = self._positions(device)
@@ -91,7 +91,7 @@ class PackedLayout(Layout):
         return self._cache[key]
 
     def _window_indices(self, window: Window, device: torch.device) -> tuple[Tensor, Layout]:
-        """Where each token is among the windows' tokens, (T,), and the windows' layout."""
+        """Index of each token among those of the windows, (T,), and the layout of the windows."""
         key = window, device
         if key not in self._cache:
             groups, table, start = [], [], 0
@@ -136,8 +136,8 @@ class PackedLayout(Layout):
         return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in groups])
 
     def channels_first(self, tokens: Tensor) -> Tensor:
-        # As one image T high and 1 wide. Not by t(), there and back: between two such views torch
-        # 2.14.1's BatchNorm has a wrong gradient on the CPU.
+        # As one image of height T and width 1. Not by t() and back: between two such views, torch
+        # 2.14.1's BatchNorm computes a wrong gradient on the CPU.
         return tokens[None, :, None].permute(0, 3, 1, 2)
 
     def channels_last(self, values: Tensor) -> Tensor:
@@ -210,13 +210,17 @@ class PackedLayout(Layout):
 
 
 def _index_in_windows(y: Tensor, x: Tensor, windows: Tensor) -> Tensor:
-    """Where tokens are among the tokens of all windows.
+    """Indices of tokens among the tokens of all windows.
 
     Args:
         y (Tensor): row of each token in its image, (T,).
         x (Tensor): column, (T,).
-        windows (Tensor): for each token, of its image: the first index, height and width of a
-            window, rows and columns of windows, vertical and horizontal shift, (T, 7).
+        windows (Tensor): for the image of each token, (T, 7): the index of its first window's first
+            token, height and width of a window, rows and columns of windows, vertical and
+            horizontal shift.
+
+    Returns:
+        Tensor: (T,).
     """
     first, h, w, rows, columns, shift_y, shift_x = windows.unbind(1)
     y, x = (y - shift_y) % (rows * h), (x - shift_x) % (columns * w)
@@ -224,7 +228,7 @@ def _index_in_windows(y: Tensor, x: Tensor, windows: Tensor) -> Tensor:
 
 
 class _Scatter(torch.autograd.Function):
-    """Rows (T, C) to their indices among others, which are zero."""
+    """Writes rows (T, C) to the given indices of (count, C), which is zero elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, indices: Tensor, count: int) -> Tensor:
@@ -237,8 +241,10 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Rows at some indices, each named once. (Of index_select autograd doesn't know that, and
-    adds.)"""
+    """Rows at the given indices, which are distinct.
+
+    Its backward writes where that of index_select, which can't know this, has to accumulate.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, indices: Tensor) -> Tensor:
