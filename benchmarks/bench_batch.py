@@ -3,6 +3,7 @@
 Compares the padded batch, the batch with valid_hw, and the images one by one; the last batch has no
 padding. Prints a table; docs/batching.md explains its columns.
 """
+
 import argparse
 import json
 import os
@@ -20,8 +21,16 @@ from torch import Tensor
 from l2vit_mm.backbones import L2ViT
 
 # Heights and widths of the images in the eight-image excerpt of COCO 2017, "coco8".
-COCO_SIZES = ((480, 640), (426, 640), (428, 640), (425, 640), (640, 481), (478, 640), (500, 381),
-              (488, 640))
+COCO_SIZES = (
+    (480, 640),
+    (426, 640),
+    (428, 640),
+    (425, 640),
+    (640, 481),
+    (478, 640),
+    (500, 381),
+    (488, 640),
+)
 SHORT_SIDES = range(480, 801, 32)
 LONG_SIDE = 1333
 DIVISOR = 32  # batches are padded to multiples of this
@@ -47,8 +56,9 @@ def draw(count: int, batch_size: int, seed: int, scale: float) -> list[Sizes]:
     for _ in range(count):
         height, width = rng.choice(COCO_SIZES)
         alike = [size for size in COCO_SIZES if (size[0] > size[1]) == (height > width)]
-        batches.append([resized(*rng.choice(alike), rng.choice(SHORT_SIDES), scale)
-                        for _ in range(batch_size)])
+        batches.append(
+            [resized(*rng.choice(alike), rng.choice(SHORT_SIDES), scale) for _ in range(batch_size)]
+        )
     return batches
 
 
@@ -82,11 +92,14 @@ class Step:
         batch = torch.zeros(len(sizes), 3, height, width, device=self.device)
         for image, (h, w) in zip(batch, sizes):
             image[:, :h, :w].normal_()
-        singles = [(image[None, :, :h, :w].contiguous(), None)
-                   for image, (h, w) in zip(batch, sizes)]
-        return {'padded': lambda: self((batch, None)),
-                'valid': lambda: self((batch, torch.tensor(sizes))),
-                'one by one': lambda: self(*singles)}
+        singles = [
+            (image[None, :, :h, :w].contiguous(), None) for image, (h, w) in zip(batch, sizes)
+        ]
+        return {
+            'padded': lambda: self((batch, None)),
+            'valid': lambda: self((batch, torch.tensor(sizes))),
+            'one by one': lambda: self(*singles),
+        }
 
 
 def measure(step: Step, sizes: Sizes, timer: Timer, rounds: int) -> dict:
@@ -95,9 +108,12 @@ def measure(step: Step, sizes: Sizes, timer: Timer, rounds: int) -> dict:
     calls = step.calls(sizes)
     samples = timer.interleave(calls, rounds=rounds, budget=float('inf'))
     return {
-        'sizes': sizes, 'padded': (height, width),
+        'sizes': sizes,
+        'padded': (height, width),
         'area': sum(h * w for h, w in sizes) / (len(sizes) * height * width),
-        'samples': samples, 'seconds': medians(samples), 'time': relative(samples, 'padded'),
+        'samples': samples,
+        'seconds': medians(samples),
+        'time': relative(samples, 'padded'),
         'peak_bytes': {name: peak_memory(call, step.device)[0] for name, call in calls.items()},
     }
 
@@ -109,8 +125,11 @@ def total(rows: list[dict]) -> dict:
     def summed(of: str) -> dict[str, float]:
         return {name: sum(row[of][name] for row in rows) for name in rows[0][of]}
 
-    return {'area': sum(row['area'] * area for row, area in zip(rows, areas)) / sum(areas),
-            'seconds': summed('seconds'), 'peak_bytes': summed('peak_bytes')}
+    return {
+        'area': sum(row['area'] * area for row, area in zip(rows, areas)) / sum(areas),
+        'seconds': summed('seconds'),
+        'peak_bytes': summed('peak_bytes'),
+    }
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument('--threads', type=int, help="CPU threads; default: torch's choice")
     parser.add_argument('--batches', type=int, default=8, help='number of batches')
     parser.add_argument('--batch-size', type=int, default=2, help='images per batch')
-    parser.add_argument('--scale', type=float, default=1., help='factor of all image sizes')
+    parser.add_argument('--scale', type=float, default=1.0, help='factor of all image sizes')
     parser.add_argument('--rounds', type=int, default=5, help='samples per measurement, 3 or more')
     parser.add_argument('--seed', type=int, default=0, help='seed of the image sizes')
     parser.add_argument('--json', type=Path, help='file for all figures, including single samples')

@@ -1,4 +1,5 @@
 """Measures time and memory of calls on a CPU or a GPU so that calls can be compared."""
+
 import itertools
 import math
 import statistics
@@ -41,8 +42,9 @@ class Timer:
             call()
         return (time.perf_counter() - start) / repeats
 
-    def interleave(self, calls: dict[str, Callable[[], object]], *, rounds: int,
-                   budget: float) -> Samples:
+    def interleave(
+        self, calls: dict[str, Callable[[], object]], *, rounds: int, budget: float
+    ) -> Samples:
         """Times calls in turn, so that other load of the machine affects all of them alike.
 
         Every other round runs in reverse order.
@@ -65,7 +67,7 @@ class Timer:
         rounds = max(3, int(min(rounds, budget / a_round)))
         samples: Samples = {name: [] for name in calls}
         for index in range(rounds):
-            for name in list(calls)[::1 if index % 2 == 0 else -1]:
+            for name in list(calls)[:: 1 if index % 2 == 0 else -1]:
                 samples[name].append(self(calls[name], repeats[name]))
         return samples
 
@@ -85,13 +87,16 @@ def relative(samples: Samples, unit: str) -> dict[str, dict[str, float]]:
     return {
         name: {
             'of_medians': statistics.median(times) / statistics.median(samples[unit]),
-            'paired': statistics.median(a / b for a, b in zip(times, samples[unit]))
-        } for name, times in samples.items() if name != unit
+            'paired': statistics.median(a / b for a, b in zip(times, samples[unit])),
+        }
+        for name, times in samples.items()
+        if name != unit
     }
 
 
-def peak_memory(call: Callable[[], Sequence[torch.Tensor]],
-                device: torch.device) -> tuple[int, int]:
+def peak_memory(
+    call: Callable[[], Sequence[torch.Tensor]], device: torch.device
+) -> tuple[int, int]:
     """Peak memory of a call, and the memory of the tensors (any shapes) that it returns, in bytes.
 
     It is exact: it counts every allocation of torch, also inside operators.

@@ -5,6 +5,7 @@ pip install the versions in constraints.txt. It prints which step is running and
 output of pip and the compilers goes to build/setup.log, and to the terminal if a step fails. It
 runs without any packages, so it imports the standard library only.
 """
+
 import argparse
 import fnmatch
 import hashlib
@@ -64,10 +65,20 @@ def run(*command: object, **variables: str) -> None:
     terminal = sys.stdout.isatty()
     log = REPO / 'build' / 'setup.log'
     with log.open('a') as file:
-        print('+', *(f'{name}={value}' for name, value in variables.items()), *command, file=file,
-              flush=True)
-        process = subprocess.Popen(command, cwd=REPO, env={**os.environ, **variables}, stdout=file,
-                                   stderr=subprocess.STDOUT)
+        print(
+            '+',
+            *(f'{name}={value}' for name, value in variables.items()),
+            *command,
+            file=file,
+            flush=True,
+        )
+        process = subprocess.Popen(
+            command,
+            cwd=REPO,
+            env={**os.environ, **variables},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
     start = time.monotonic()
     while True:
         try:
@@ -104,8 +115,10 @@ def run_steps(steps: list[tuple[str, Callable[[], None]]]) -> None:
             step()
         except subprocess.CalledProcessError as error:
             print(log.read_bytes()[offset:].decode(errors='replace'))
-            sys.exit(f'setup: could not {title}: {error.cmd[0]} returned {error.returncode}, '
-                     f'see the output above (and in {log})')
+            sys.exit(
+                f'setup: could not {title}: {error.cmd[0]} returned {error.returncode}, '
+                f'see the output above (and in {log})'
+            )
         # Messages of setup.py (no compiler, no CUDA, ...) must also reach the terminal.
         lines = log.read_bytes()[offset:].decode(errors='replace').splitlines()
         for line in dict.fromkeys(line for line in lines if line.startswith('l2vit-mm: ')):
@@ -159,8 +172,9 @@ def share_torch(source: Path, venv: Path, version: str) -> None:
     (site_packages(venv, version) / 'shared.pth').write_text(f'{shared}\n')
 
 
-def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | None,
-                      state: str) -> list[tuple[str, Callable[[], None]]]:
+def environment_steps(
+    venv: Path, version: str, stack: str, torch_from: Path | None, state: str
+) -> list[tuple[str, Callable[[], None]]]:
     """Returns the steps that create or update an environment, without the compiled operators.
 
     Args:
@@ -179,8 +193,15 @@ def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | N
         return []
 
     python = venv / 'bin' / 'python'
-    pip = (python, '-m', 'pip', '--disable-pip-version-check', 'install',
-           '--constraint', 'constraints.txt')
+    pip = (
+        python,
+        '-m',
+        'pip',
+        '--disable-pip-version-check',
+        'install',
+        '--constraint',
+        'constraints.txt',
+    )
     # The tools for contributors (ruff, mypy, ...) are needed once, in the main environment.
     extras = f'{stack},test' if torch_from else f'{stack},test,dev'
 
@@ -191,24 +212,34 @@ def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | N
         run(*pip, '--editable', f'.[{extras}]', 'setuptools>=77', L2VIT_MM_BUILD='none')
 
     def check() -> None:
-        run(python, '-c',
-            'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless')
+        run(
+            python,
+            '-c',
+            'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless',
+        )
         stamp.write_text(state)
 
     steps = []
     if not complete:
         if importlib.util.find_spec('ensurepip') is None:
-            sys.exit(f'setup: {sys.executable} cannot create virtual environments: install its '
-                     f'venv module (on Debian: apt-get install python{version}-venv)')
+            sys.exit(
+                f'setup: {sys.executable} cannot create virtual environments: install its '
+                f'venv module (on Debian: apt-get install python{version}-venv)'
+            )
         steps.append((f'create {venv}', lambda: create(venv, version)))
     if torch_from:
-        steps.append((f'link the torch of {torch_from}',
-                      lambda: share_torch(torch_from, venv, version)))
+        steps.append(
+            (f'link the torch of {torch_from}', lambda: share_torch(torch_from, venv, version))
+        )
     steps.append((f'install the packages into {venv}', install))
     # mmcv requires opencv-python, which needs libGL.so.1 and so fails on a machine without a
     # desktop. The headless build has the same files in the same folder: it must come last.
-    steps.append(('install OpenCV without a GUI',
-                  lambda: run(*pip, '--force-reinstall', '--no-deps', 'opencv-python-headless')))
+    steps.append(
+        (
+            'install OpenCV without a GUI',
+            lambda: run(*pip, '--force-reinstall', '--no-deps', 'opencv-python-headless'),
+        )
+    )
     steps.append(('import what was installed', check))
     return steps
 
@@ -224,9 +255,14 @@ def extension_steps(venv: Path, packages: str) -> list[tuple[str, Callable[[], N
         Steps for :func:`run_steps`.
     """
     files = sorted(path for pattern in EXTENSION_INPUTS for path in REPO.glob(pattern))
-    state = digest([packages, *(os.environ.get(name, '') for name in EXTENSION_VARIABLES),
-                    *(shutil.which(name) or '' for name in ('c++', 'nvcc')),
-                    *(f'{path}\0{path.read_text()}' for path in files)])
+    state = digest(
+        [
+            packages,
+            *(os.environ.get(name, '') for name in EXTENSION_VARIABLES),
+            *(shutil.which(name) or '' for name in ('c++', 'nvcc')),
+            *(f'{path}\0{path.read_text()}' for path in files),
+        ]
+    )
     extension = REPO / EXTENSION
     stamp = REPO / 'build' / 'l2vit-extension'
     # setup.py may skip the build and say why; with the same inputs there is no need to try again.
@@ -247,23 +283,32 @@ def main() -> None:
     """Creates or updates an environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--venv', type=Path, required=True, help='folder of the environment')
-    parser.add_argument('--stack', choices=('onedl', 'openmmlab'), required=True,
-                        help='which releases of mmengine, mmcv, mmdet, mmseg and mmpretrain')
-    parser.add_argument('--torch-from', type=Path, metavar='VENV',
-                        help='use the torch of this environment, created before by this script')
+    parser.add_argument(
+        '--stack',
+        choices=('onedl', 'openmmlab'),
+        required=True,
+        help='which releases of mmengine, mmcv, mmdet, mmseg and mmpretrain',
+    )
+    parser.add_argument(
+        '--torch-from',
+        type=Path,
+        metavar='VENV',
+        help='use the torch of this environment, created before by this script',
+    )
     args = parser.parse_args()
     venv = args.venv.absolute()
     source = args.torch_from and args.torch_from.absolute()
     version = '{}.{}'.format(*sys.version_info)
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-        sys.exit(f'setup: Python must be 3.10 to 3.12, got {version} ({sys.executable}); '
-                 'choose another one, for example: make test PYTHON=python3.11')
+        sys.exit(
+            f'setup: Python must be 3.10 to 3.12, got {version} ({sys.executable}); '
+            'choose another one, for example: make test PYTHON=python3.11'
+        )
 
     parts = [version, args.stack] + [(REPO / name).read_text() for name in INPUTS]
     if source:
         if venv_version(source) != version:
-            sys.exit(f'setup: the Python of {source} must be {version}, '
-                     f'got {venv_version(source)}')
+            sys.exit(f'setup: the Python of {source} must be {version}, got {venv_version(source)}')
         parts.append(str((source / 'l2vit-setup').stat().st_mtime_ns))
     state = digest(parts)
     steps = environment_steps(venv, version, args.stack, source, state)

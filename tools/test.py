@@ -1,4 +1,5 @@
 """Tests a checkpoint and prints its mAP, mIoU or top-1 accuracy."""
+
 import argparse
 
 from mmengine.dist import is_main_process
@@ -23,7 +24,8 @@ def main(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--show-dir', help='folder for the test images with drawn predictions')
     parser.add_argument(
-        '--out', help='file for the predictions, .pkl; for segmentors a folder for PNG label maps')
+        '--out', help='file for the predictions, .pkl; for segmentors a folder for PNG label maps'
+    )
     add_common_arguments(parser)
     args = parse_args(parser, argv)
 
@@ -33,7 +35,7 @@ def main(argv=None):
         draw_predictions(cfg, args.show_dir)
     if args.out:
         dump_predictions(cfg, args.out)
-    check_files(cfg, ('test', ))
+    check_files(cfg, ('test',))
     metrics = build_runner(cfg).test()
     if is_main_process():
         print(summarize(metrics))

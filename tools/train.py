@@ -1,4 +1,5 @@
 """Trains the detector, segmentor or classifier of a config."""
+
 import argparse
 import sys
 
@@ -24,14 +25,22 @@ def main(argv=None):
     parser.add_argument('config', help='config file')
     parser.add_argument('--amp', action='store_true', help='train with mixed precision')
     parser.add_argument(
-        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
-        help='resume from this checkpoint, or without a name from the latest in the work folder')
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='resume from this checkpoint, or without a name from the latest in the work folder',
+    )
     parser.add_argument(
-        '--auto-scale-lr', action='store_true',
-        help="scale the learning rate by the actual batch size divided by the config's")
+        '--auto-scale-lr',
+        action='store_true',
+        help="scale the learning rate by the actual batch size divided by the config's",
+    )
     parser.add_argument(
-        '--backbone-checkpoint', metavar='FILE',
-        help='file or URL of weights that the backbone starts from, such as the published ones')
+        '--backbone-checkpoint',
+        metavar='FILE',
+        help='file or URL of weights that the backbone starts from, such as the published ones',
+    )
     add_common_arguments(parser)
     args = parse_args(parser, argv)
 
@@ -49,9 +58,12 @@ def main(argv=None):
         resume(cfg)
     seed_steps_and_samples(cfg)
     if starts_from_scratch(cfg):
-        print('warning: the backbone starts from random weights, but the published results start '
-              'from ImageNet weights; set them with --backbone-checkpoint FILE (README, Published '
-              'weights)', file=sys.stderr)
+        print(
+            'warning: the backbone starts from random weights, but the published results start '
+            'from ImageNet weights; set them with --backbone-checkpoint FILE (README, Published '
+            'weights)',
+            file=sys.stderr,
+        )
     build_runner(cfg).train()
 
 

@@ -17,24 +17,42 @@ from l2vit_mm.apis.errors import DOC, UsageError, last_line
 
 # Top-level config keys that mmengine or the toolboxes read, besides the arguments of Runner.
 _OTHER_KEYS = {
-    'activation_checkpointing', 'compile', 'custom_imports', 'efficient_conv_bn_eval',
-    'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'strategy', 'sync_bn',
-    'tta_model', 'tta_pipeline',
+    'activation_checkpointing',
+    'compile',
+    'custom_imports',
+    'efficient_conv_bn_eval',
+    'find_unused_parameters',
+    'model_wrapper_cfg',
+    'runner_type',
+    'strategy',
+    'sync_bn',
+    'tta_model',
+    'tta_pipeline',
 }
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that train.py and test.py share, named as in the OpenMMLab tools."""
     parser.add_argument(
-        '--work-dir', help="folder for logs and checkpoints (default: the config's work_dir, or "
-        'work_dirs/ and the name of the config file)')
+        '--work-dir',
+        help="folder for logs and checkpoints (default: the config's work_dir, or "
+        'work_dirs/ and the name of the config file)',
+    )
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        default={},
+        metavar='KEY=VALUE',
         help='settings to change in the config, e.g. train_dataloader.batch_size=1 or '
-        'model.neck.in_channels="[32,64,128,256]"; items of a list are addressed by index')
+        'model.neck.in_channels="[32,64,128,256]"; items of a list are addressed by index',
+    )
     parser.add_argument(
-        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
-        help='how the processes of a distributed run were started')
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='how the processes of a distributed run were started',
+    )
     # torch.distributed.launch passes it; torchrun sets LOCAL_RANK instead.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
@@ -100,8 +118,12 @@ def set_backbone_checkpoint(cfg: Config, file: str) -> None:
 def starts_from_scratch(cfg: Config) -> bool:
     """Whether the backbone of a detector or segmentor will start from random weights."""
     backbone = cfg.model.get('backbone')
-    return (backbone is not None and cfg.get('default_scope') != 'mmpretrain'
-            and not cfg.get('load_from') and not any(pretrained_init_cfgs(backbone)))
+    return (
+        backbone is not None
+        and cfg.get('default_scope') != 'mmpretrain'
+        and not cfg.get('load_from')
+        and not any(pretrained_init_cfgs(backbone))
+    )
 
 
 def pretrained_init_cfgs(cfg: object) -> Iterator[dict]:

@@ -17,8 +17,13 @@ from l2vit_mm.registry import find_model, list_models
 __all__ = ['get_model', 'list_models', 'load_backbone']
 
 
-def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike | None = None,
-              num_classes: int = 1000, **kwargs: Any) -> BaseModule:
+def get_model(
+    name: str,
+    task: str = 'backbone',
+    pretrained: str | os.PathLike | None = None,
+    num_classes: int = 1000,
+    **kwargs: Any,
+) -> BaseModule:
     """Builds a backbone, or mmpretrain's classifier on it. (For other tasks there are configs.)
 
     Args:
@@ -48,8 +53,9 @@ def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike |
     if task not in ('backbone', 'classifier'):
         raise ValueError(f"task must be 'backbone' or 'classifier', got {task!r}")
     if task == 'backbone':
-        return (cls(arch, **kwargs) if pretrained is None else
-                load_backbone(pretrained, name, **kwargs))
+        return (
+            cls(arch, **kwargs) if pretrained is None else load_backbone(pretrained, name, **kwargs)
+        )
     with torch.device('meta'):  # for the number of stages and the channels of the last one
         whole = cls(arch)
     kwargs.setdefault('out_indices', (whole.num_stages - 1,))
@@ -57,8 +63,10 @@ def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike |
         type='ImageClassifier',
         backbone=dict(type=cls.__name__, arch=arch, **kwargs),
         neck=dict(type='GlobalAveragePooling'),
-        head=dict(type='LinearClsHead', num_classes=num_classes,
-                  in_channels=whole.out_channels[-1]))
+        head=dict(
+            type='LinearClsHead', num_classes=num_classes, in_channels=whole.out_channels[-1]
+        ),
+    )
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # whatever a Runner has set
         model = MODELS.build(cfg)
     if pretrained is None:

@@ -33,15 +33,21 @@ def latest_checkpoint(work_dir: str) -> str | None:
     Returns:
         str, optional: path of the checkpoint; None if there is none.
     """
-    files = {file: os.path.getmtime(file) for file in glob(os.path.join(work_dir, '*.pth'))
-             if re.fullmatch(r'(epoch|iter)_\d+\.pth', os.path.basename(file))}
-    note, noted, written = os.path.join(work_dir, 'last_checkpoint'), None, 0.
+    files = {
+        file: os.path.getmtime(file)
+        for file in glob(os.path.join(work_dir, '*.pth'))
+        if re.fullmatch(r'(epoch|iter)_\d+\.pth', os.path.basename(file))
+    }
+    note, noted, written = os.path.join(work_dir, 'last_checkpoint'), None, 0.0
     if os.path.isfile(note):
         with open(note, encoding='utf-8') as stream:
             noted, written = os.path.basename(stream.read().strip()), os.path.getmtime(note)
     # (Copying files may lose the order in which they were written.)
-    order = sorted(files, key=lambda file: (
-        files[file] > written, os.path.basename(file) == noted, files[file]), reverse=True)
+    order = sorted(
+        files,
+        key=lambda file: (files[file] > written, os.path.basename(file) == noted, files[file]),
+        reverse=True,
+    )
     for file in order:
         if os.path.isdir(file):  # shards, which mmengine loads
             return file
@@ -73,8 +79,10 @@ def resume(cfg: Config) -> None:
     checkpoint = load(file, map_location='cpu')
     missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
     if missing:
-        raise UsageError(f'--resume: {file} has no {", ".join(sorted(missing))}: it is not the '
-                         'state of a run; to start from its weights, set load_from')
+        raise UsageError(
+            f'--resume: {file} has no {", ".join(sorted(missing))}: it is not the '
+            'state of a run; to start from its weights, set load_from'
+        )
     seed = checkpoint['meta'].get('seed')
     if seed is not None:
         cfg.randomness = ConfigDict(cfg.get('randomness') or {}, seed=seed)

@@ -30,12 +30,15 @@ def build_runner(cfg: Config) -> Runner:
             there is none, or if the parts of the model don't fit together.
     """
     if cfg.launcher == 'none' and (cfg.get('strategy') or {}).get('type') == 'ShardedStrategy':
-        raise UsageError('strategy: ShardedStrategy shards the model across several processes; '
-                         'start them with tools/dist_train.sh or tools/dist_test.sh')
+        raise UsageError(
+            'strategy: ShardedStrategy shards the model across several processes; '
+            'start them with tools/dist_train.sh or tools/dist_test.sh'
+        )
     if cfg.launcher != 'none' and get_device() == 'cpu':
         if cfg.launcher != 'pytorch':
-            raise UsageError('--launcher must be pytorch on a machine without a GPU, got '
-                             f'{cfg.launcher}')
+            raise UsageError(
+                f'--launcher must be pytorch on a machine without a GPU, got {cfg.launcher}'
+            )
         init_cpu_group(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
@@ -46,11 +49,15 @@ def build_runner(cfg: Config) -> Runner:
 
 def summarize(metrics: dict) -> str:
     """Formats the main metrics in one line, e.g. ``box mAP 0.437  mask mAP 0.396``."""
-    known = [(*_HEADLINES[name.split('/')[-1]], value) for name, value in metrics.items()
-             if name.split('/')[-1] in _HEADLINES]
+    known = [
+        (*_HEADLINES[name.split('/')[-1]], value)
+        for name, value in metrics.items()
+        if name.split('/')[-1] in _HEADLINES
+    ]
     known = known or [(name, '', value) for name, value in metrics.items()]
     return '  '.join(f'{label} {value:{spec}}' for label, spec, value in known) or (
-        'no metrics: the model predicted nothing, or the config has no evaluator with metrics')
+        'no metrics: the model predicted nothing, or the config has no evaluator with metrics'
+    )
 
 
 def check_channels(model: nn.Module) -> None:
@@ -85,4 +92,5 @@ def check_channels(model: nn.Module) -> None:
                 f'model.{name}.in_channels must be {expected}, got {found}: '
                 f'{type(backbone).__name__} with out_indices={backbone.out_indices} returns '
                 f'{len(channels)} maps with {", ".join(map(str, channels))} channels, strides '
-                f'{", ".join(map(str, backbone.out_strides))}')
+                f'{", ".join(map(str, backbone.out_strides))}'
+            )

@@ -6,5 +6,12 @@ from l2vit_mm.checkpoint.report import LoadReport
 from l2vit_mm.checkpoint.safe_load import load
 from l2vit_mm.checkpoint.state import CheckpointError
 
-__all__ = ['CheckpointError', 'LoadReport', 'NameTable', 'adapt', 'load', 'load_backbone',
-           'load_pretrained']
+__all__ = [
+    'CheckpointError',
+    'LoadReport',
+    'NameTable',
+    'adapt',
+    'load',
+    'load_backbone',
+    'load_pretrained',
+]

@@ -107,7 +107,8 @@ def only_harmless_globals() -> Iterator[None]:
     names = {name for _, name in ours}
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(
-        [entry for entry in before if _global_name(entry) not in names] + ours)
+        [entry for entry in before if _global_name(entry) not in names] + ours
+    )
     try:
         yield
     finally:

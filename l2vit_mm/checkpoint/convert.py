@@ -44,9 +44,14 @@ def to_published(backbone: BaseBackbone, state: Mapping[str, Tensor]) -> dict[st
     return published
 
 
-def convert(checkpoint: Mapping[str, Any], to: str = 'ours', name: str | None = None,
-            task: str | None = None, ema: bool = False,
-            **kwargs: Any) -> tuple[dict[str, Any], BaseBackbone]:
+def convert(
+    checkpoint: Mapping[str, Any],
+    to: str = 'ours',
+    name: str | None = None,
+    task: str | None = None,
+    ema: bool = False,
+    **kwargs: Any,
+) -> tuple[dict[str, Any], BaseBackbone]:
     """Converts the names and shapes in a checkpoint to ours, or to the published ones.
 
     No value changes, except in tables that are resized, for example for another ``pretrain_size``.
@@ -82,20 +87,28 @@ def convert(checkpoint: Mapping[str, Any], to: str = 'ours', name: str | None = 
     if name is None:
         found = candidates(part)
         if len(found) != 1:
-            raise ValueError('arch must be given, as the file looks like '
-                             f'{" or ".join(found) or "no known architecture"}')
+            raise ValueError(
+                'arch must be given, as the file looks like '
+                f'{" or ".join(found) or "no known architecture"}'
+            )
         name = found[0]
     cls, arch = find_model(name)
-    has = ('backbone' if not rest else
-           'classifier' if rest.keys() == set(HEAD.values()) else 'detector')
+    has = (
+        'backbone'
+        if not rest
+        else 'classifier'
+        if rest.keys() == set(HEAD.values())
+        else 'detector'
+    )
     task = has if task is None else task
     if task not in TASKS:
         raise ValueError(f'task must be one of {", ".join(TASKS)}, got {task!r}')
     if task not in ('backbone', has):
         raise ValueError(f"task must be 'backbone' or {has!r} for this file, got {task!r}")
     if to == 'published' and not cls.published_names.rows:
-        raise ValueError(f"to must be 'ours', as there is no published code for {cls.__name__}, "
-                         f'got {to!r}')
+        raise ValueError(
+            f"to must be 'ours', as there is no published code for {cls.__name__}, got {to!r}"
+        )
 
     kept = {key: value for key, value in part.items() if key.startswith(KEPT)}
     part = {key: value for key, value in part.items() if key not in kept}
@@ -113,8 +126,11 @@ def convert(checkpoint: Mapping[str, Any], to: str = 'ours', name: str | None = 
     for key, value in skipped.items():
         if not _same(value, published.get(key.removeprefix(KEPT))):
             kept[key] = value
-    part = {**adapted, **kept} if to == 'ours' else {
-        **published, **{key.removeprefix(KEPT): value for key, value in kept.items()}}
+    part = (
+        {**adapted, **kept}
+        if to == 'ours'
+        else {**published, **{key.removeprefix(KEPT): value for key, value in kept.items()}}
+    )
     if task == 'detector' or (task == 'classifier' and to == 'ours'):
         return {**{f'backbone.{key}': value for key, value in part.items()}, **rest}, model
     return {**part, **{key: rest[value] for key, value in HEAD.items() if value in rest}}, model
@@ -124,8 +140,15 @@ def _same(a: Tensor, b: Tensor | None) -> bool:
     return b is not None and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def convert_file(file: str | os.PathLike, out: str, to: str = 'ours', name: str | None = None,
-                 task: str | None = None, ema: bool = False, **kwargs: Any) -> str:
+def convert_file(
+    file: str | os.PathLike,
+    out: str,
+    to: str = 'ours',
+    name: str | None = None,
+    task: str | None = None,
+    ema: bool = False,
+    **kwargs: Any,
+) -> str:
     """Calls :func:`convert` from file to file, and compares the new file with the old one.
 
     Args:
@@ -152,21 +175,26 @@ def convert_file(file: str | os.PathLike, out: str, to: str = 'ours', name: str 
         if wrong:
             raise RuntimeError(f'{file} and the converted file differ in {", ".join(wrong)}')
 
-    content = dict(model=state) if to == 'published' else dict(
-        state_dict=state, meta=checkpoint.get('meta', {}))
+    content = (
+        dict(model=state)
+        if to == 'published'
+        else dict(state_dict=state, meta=checkpoint.get('meta', {}))
+    )
     return save(content, out, check)
 
 
-def _outputs(model: BaseBackbone, checkpoint: Mapping[str, Any],
-             ema: bool = False) -> dict[str, Tensor]:
+def _outputs(
+    model: BaseBackbone, checkpoint: Mapping[str, Any], ema: bool = False
+) -> dict[str, Tensor]:
     """What a file computes for an image (maps, logits), and the parameters of heads and necks."""
     part, rest = split(unwrap(checkpoint, ema))
     model.load_state_dict(part)
     image = torch.randn(1, model.in_channels, 96, 128, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         maps = model.eval()(image)
-    found = {f'stage {stage}': values
-             for stage, values in zip(model.out_indices, maps, strict=True)}
+    found = {
+        f'stage {stage}': values for stage, values in zip(model.out_indices, maps, strict=True)
+    }
     if rest.keys() == set(HEAD.values()):
         # Copied: where a file's tensors lie in memory can change the last bit of a product.
         weight, bias = (rest[key].float().clone() for key in HEAD.values())

@@ -34,8 +34,11 @@ def adapt(backbone: BaseBackbone, state: Mapping[str, Any]) -> tuple[dict[str, A
         skipped (what doesn't fit is left in it unchanged), and the report.
     """
     own = backbone.state_dict()
-    tables = {f'{name}.table': module for name, module in backbone.named_modules()
-              if isinstance(module, ResizedTable)}
+    tables = {
+        f'{name}.table': module
+        for name, module in backbone.named_modules()
+        if isinstance(module, ResizedTable)
+    }
     adapted: dict[str, Any] = {}
     report = LoadReport()
     for key, value in state.items():
@@ -53,13 +56,15 @@ def adapt(backbone: BaseBackbone, state: Mapping[str, Any]) -> tuple[dict[str, A
             value = value.reshape(own[name].shape)
         adapted[name] = value
     report.initialized = [
-        name for name in own if backbone.is_output_norm(name) and name not in adapted]
+        name for name in own if backbone.is_output_norm(name) and name not in adapted
+    ]
     adapted.update((name, own[name]) for name in report.initialized)
     return adapted, report.compare(adapted, own)
 
 
-def check_and_log(backbone: BaseBackbone, state: Mapping[str, Any], report: LoadReport,
-                  name: str | None = None) -> None:
+def check_and_log(
+    backbone: BaseBackbone, state: Mapping[str, Any], report: LoadReport, name: str | None = None
+) -> None:
     """Logs the report of :func:`adapt`.
 
     Args:
@@ -76,8 +81,9 @@ def check_and_log(backbone: BaseBackbone, state: Mapping[str, Any], report: Load
     report.check_and_log(name or type(backbone).__name__, hint)
 
 
-def adapt_before_loading(backbone: nn.Module, state_dict: dict[str, Any], prefix: str,
-                         *args: object) -> None:
+def adapt_before_loading(
+    backbone: nn.Module, state_dict: dict[str, Any], prefix: str, *args: object
+) -> None:
     """Calls :func:`adapt` in place: the load_state_dict pre-hook of a backbone.
 
     torch's and mmengine's loaders both call it before they load the backbone's children.
@@ -89,14 +95,17 @@ def adapt_before_loading(backbone: nn.Module, state_dict: dict[str, Any], prefix
         args: further arguments of the hook, not used.
     """
     names = [name for name in state_dict if name.startswith(prefix)]
-    state = {name[len(prefix):]: state_dict.pop(name) for name in names}
+    state = {name[len(prefix) :]: state_dict.pop(name) for name in names}
     adapted, _ = adapt(backbone, state)  # type: ignore[arg-type]
     state_dict.update((prefix + name, value) for name, value in adapted.items())
 
 
-def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
-                    map_location: str | torch.device = 'cpu',
-                    prefix: str | None = None) -> LoadReport:
+def load_pretrained(
+    backbone: BaseBackbone,
+    file: str | os.PathLike,
+    map_location: str | torch.device = 'cpu',
+    prefix: str | None = None,
+) -> LoadReport:
     """Loads a file into a backbone strictly, and logs what became of its tensors.
 
     Args:
@@ -122,8 +131,11 @@ def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
     state = unwrap(checkpoint)
     if prefix is not None:
         prefix = prefix.removesuffix('.') + '.'
-        part = {name.removeprefix(prefix): value for name, value in state.items()
-                if name.startswith(prefix)}
+        part = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
         rest = {name: value for name, value in state.items() if not name.startswith(prefix)}
     else:
         part, rest = backbone_part(state)
@@ -169,8 +181,11 @@ def candidates(state: Mapping[str, Any]) -> list[str]:
     """
     scores: dict[str, float] = {}
     for prefix, cls in registered_backbones().items():
-        names = {cls.published_names.ours(name): value for name, value in state.items()
-                 if isinstance(value, Tensor)}
+        names = {
+            cls.published_names.ours(name): value
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
         names.pop(None, None)
         for arch in cls.arch_zoo:
             own = _numels(prefix, arch)

@@ -51,8 +51,11 @@ class LoadReport:
         """
         self.missing = sorted(own.keys() - loaded.keys())
         self.unexpected = sorted(loaded.keys() - own.keys())
-        self.mismatched = sorted(name for name in own.keys() & loaded.keys()
-                                 if getattr(loaded[name], 'shape', None) != own[name].shape)
+        self.mismatched = sorted(
+            name
+            for name in own.keys() & loaded.keys()
+            if getattr(loaded[name], 'shape', None) != own[name].shape
+        )
         self.loaded = [name for name in loaded if name not in self.initialized]
         self.not_finite = not_finite(loaded)
         return self
@@ -60,8 +63,11 @@ class LoadReport:
     @property
     def misfit(self) -> str:
         """What doesn't fit, as text; empty if everything fits."""
-        kinds = {'missing': self.missing, 'unexpected': self.unexpected,
-                 'of another shape': self.mismatched}
+        kinds = {
+            'missing': self.missing,
+            'unexpected': self.unexpected,
+            'of another shape': self.mismatched,
+        }
         return '; '.join(f'{kind}: {", ".join(names)}' for kind, names in kinds.items() if names)
 
     def check_and_log(self, model: str, hint: str = '') -> None:
@@ -77,9 +83,12 @@ class LoadReport:
         if self.misfit:
             raise CheckpointError(f'the checkpoint does not fit {model}: {hint}{self.misfit}')
         lines = [f'{model}: {len(self.loaded)} tensors loaded']
-        for kind, names in (('resized', self.resized), ('skipped', self.skipped),
-                            ('left as initialized', self.initialized),
-                            ('not finite', self.not_finite)):
+        for kind, names in (
+            ('resized', self.resized),
+            ('skipped', self.skipped),
+            ('left as initialized', self.initialized),
+            ('not finite', self.not_finite),
+        ):
             if names:
                 lines.append(f'  {kind}: {", ".join(names)}')
         level = logging.WARNING if self.not_finite else logging.INFO

@@ -42,8 +42,12 @@ def load(file: File, map_location: str | torch.device | None = None) -> dict:
         return _without_code(torch.load(file, map_location=map_location, weights_only=True))
 
 
-def load_url(url: str, model_dir: str | None = None,
-             map_location: str | torch.device | None = None, progress: bool = True) -> dict:
+def load_url(
+    url: str,
+    model_dir: str | None = None,
+    map_location: str | torch.device | None = None,
+    progress: bool = True,
+) -> dict:
     """``torch.hub.load_state_dict_from_url``, with the rules and errors of :func:`load`.
 
     Args:
@@ -66,16 +70,20 @@ def load_url(url: str, model_dir: str | None = None,
             torch.hub.download_url_to_file(url, file, progress=progress)
         return load(file)
     with only_harmless_globals(), _errors_in_one_line(f'{url} (kept as {file})', file):
-        return _without_code(torch.hub.load_state_dict_from_url(
-            url, model_dir, map_location, progress, weights_only=True))
+        return _without_code(
+            torch.hub.load_state_dict_from_url(
+                url, model_dir, map_location, progress, weights_only=True
+            )
+        )
 
 
 def _load_safetensors(file: str) -> dict:
     try:
         return dict(state_dict=safetensors.torch.load_file(file))
     except safetensors.SafetensorError as error:
-        raise pickle.UnpicklingError(f'cannot load checkpoint {file}: it is not a complete '
-                                     f'safetensors file ({error})') from None
+        raise pickle.UnpicklingError(
+            f'cannot load checkpoint {file}: it is not a complete safetensors file ({error})'
+        ) from None
 
 
 def _without_code(checkpoint: Any) -> dict:
@@ -142,8 +150,10 @@ def _refusal(file: File, error: Exception) -> str | None:
     if blocked:
         return f'it contains {blocked[0]}, which can run code or change files'
     if names:
-        return (f'it contains {names[0]}, which is not known to be harmless. If you trust the '
-                'file, allow that class or function before loading: '
-                f'torch.serialization.add_safe_globals([{names[0]}])')
+        return (
+            f'it contains {names[0]}, which is not known to be harmless. If you trust the '
+            'file, allow that class or function before loading: '
+            f'torch.serialization.add_safe_globals([{names[0]}])'
+        )
     detail = str(error.__context__ or error).strip().splitlines()[0]
     return f'it contains what does not belong in a checkpoint: {detail}'

@@ -44,7 +44,8 @@ def save(content: Mapping[str, Any], out: str, check: Callable[[str], None] | No
     try:
         if extension == '.safetensors':
             safetensors.torch.save_file(
-                {key: value.contiguous().clone() for key, value in state.items()}, unnamed)
+                {key: value.contiguous().clone() for key, value in state.items()}, unnamed
+            )
         else:
             torch.save(content, unnamed)
         if check is not None:

@@ -30,12 +30,14 @@ def unwrap(checkpoint: Mapping[str, Any], ema: bool = False) -> dict[str, Any]:
         CheckpointError: if it holds no tensors, for example only the state of an optimizer.
     """
     keys = ('state_dict', 'model_ema', 'model') if ema else ('state_dict', 'model', 'model_ema')
-    state = next((checkpoint[key] for key in keys if isinstance(checkpoint.get(key), dict)),
-                 checkpoint)
+    state = next(
+        (checkpoint[key] for key in keys if isinstance(checkpoint.get(key), dict)), checkpoint
+    )
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(
             'checkpoint must hold weights, as state_dict, model, model_ema or at its top level, '
-            f'got {", ".join(map(str, state))}')
+            f'got {", ".join(map(str, state))}'
+        )
     return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
@@ -46,8 +48,11 @@ def backbone_part(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         tuple[dict, dict]: that of the backbone, without the prefix ``backbone.`` (empty if there is
         none), and the rest.
     """
-    part = {name.removeprefix('backbone.'): value for name, value in state.items()
-            if name.startswith('backbone.')}
+    part = {
+        name.removeprefix('backbone.'): value
+        for name, value in state.items()
+        if name.startswith('backbone.')
+    }
     return part, {name: value for name, value in state.items() if not name.startswith('backbone.')}
 
 
@@ -70,5 +75,8 @@ def top_level(names: Iterable[str]) -> list[str]:
 
 def not_finite(state: Mapping[str, Any]) -> list[str]:
     """The names of tensors with NaN or infinity."""
-    return [name for name, value in state.items()
-            if isinstance(value, Tensor) and not value.isfinite().all()]
+    return [
+        name
+        for name, value in state.items()
+        if isinstance(value, Tensor) and not value.isfinite().all()
+    ]

@@ -69,4 +69,5 @@ def _check_not_late() -> None:
                 raise RuntimeError(
                     f'mmcv has no compiled operators, and {name} was imported before l2vit_mm '
                     'could supply them: import l2vit_mm first, or, for tools that you cannot '
-                    'change, run once: python -m l2vit_mm.compat install')
+                    'change, run once: python -m l2vit_mm.compat install'
+                )

@@ -1,4 +1,5 @@
 """`python -m l2vit_mm.compat install|uninstall|status`: see docs/compat.md."""
+
 import argparse
 import importlib.util
 import os
@@ -7,10 +8,13 @@ import sys
 from l2vit_mm.compat import mmcv_ext_file
 
 _MARK = '# Written by `python -m l2vit_mm.compat install`; `uninstall` removes it.\n'
-_EXT = _MARK + '''\
+_EXT = (
+    _MARK
+    + """\
 from l2vit_mm.compat.mmcv_ops import *  # noqa: F401, F403
 from l2vit_mm.compat.mmcv_ops import __getattr__  # noqa: F401
-'''
+"""
+)
 
 
 def main() -> str | None:
@@ -18,9 +22,13 @@ def main() -> str | None:
     parser = argparse.ArgumentParser(
         prog='python -m l2vit_mm.compat',
         description='If the installed mmcv has no compiled operators, add a module with those of '
-        'torchvision to it: for tools that import mmdet before l2vit_mm.')
-    parser.add_argument('command', choices=['install', 'uninstall', 'status'],
-                        help='add the module, remove it, or print which operators mmcv has')
+        'torchvision to it: for tools that import mmdet before l2vit_mm.',
+    )
+    parser.add_argument(
+        'command',
+        choices=['install', 'uninstall', 'status'],
+        help='add the module, remove it, or print which operators mmcv has',
+    )
     command = parser.parse_args().command
 
     mmcv = importlib.util.find_spec('mmcv')
@@ -30,8 +38,11 @@ def main() -> str | None:
     ours = file is not None and is_ours(file)
 
     if command == 'status':
-        print(f'mmcv._ext: none (import l2vit_mm first, or install one) in {mmcv.origin}'
-              if file is None else f"mmcv._ext: {'torchvision' if ours else 'compiled'}, {file}")
+        print(
+            f'mmcv._ext: none (import l2vit_mm first, or install one) in {mmcv.origin}'
+            if file is None
+            else f'mmcv._ext: {"torchvision" if ours else "compiled"}, {file}'
+        )
     elif file is not None and not ours:
         return f'nothing changed: this mmcv has operators of its own, {file}'
     elif command == 'install':

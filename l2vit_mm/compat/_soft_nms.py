@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 
-def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
-            min_score: float, method: int, offset: int) -> Tensor:
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
     """Soft NMS (Bodla et al. 2017) with mmcv's order and tie rules.
 
     Args:
@@ -33,7 +41,8 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
     table[:, 5] = (table[:, 2] - table[:, 0] + offset) * (table[:, 3] - table[:, 1] + offset)
     # In mmcv these are C++ floats too.
     iou_threshold, sigma, min_score = (
-        np.float32(value).item() for value in (iou_threshold, sigma, min_score))
+        np.float32(value).item() for value in (iou_threshold, sigma, min_score)
+    )
     order: Any = np.arange(len(table))
 
     picked = 0
@@ -41,7 +50,7 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
         best = picked + int(table[picked:, 4].argmax())  # the first of equals
         table[[picked, best]] = table[[best, picked]]
         order[[picked, best]] = order[[best, picked]]
-        top, rest = table[picked], table[picked + 1:]
+        top, rest = table[picked], table[picked + 1 :]
         picked += 1
 
         width = np.minimum(top[2], rest[:, 2]) - np.maximum(top[0], rest[:, 0]) + offset
@@ -53,8 +62,9 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
             # exp in float64, rounded once, equals a correctly rounded float32 exp.
             decay = np.exp((-(iou * iou) / sigma).astype(np.float64)).astype(np.float32)
         else:
-            decay = np.where(iou >= iou_threshold, 1 - iou if method == 1 else np.float32(0),
-                             np.float32(1))
+            decay = np.where(
+                iou >= iou_threshold, 1 - iou if method == 1 else np.float32(0), np.float32(1)
+            )
         rest[:, 4] *= decay
 
         # mmcv replaces a dropped box by the last of the list: the survivors beyond the new end
@@ -64,7 +74,7 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
         gaps = picked + np.flatnonzero(~keep[:end])
         movers = picked + end + np.flatnonzero(keep[end:])[::-1]
         table[gaps], order[gaps] = table[movers], order[movers]
-        table, order = table[:picked + end], order[:picked + end]
+        table, order = table[: picked + end], order[: picked + end]
 
-    dets[:len(table)] = torch.from_numpy(table[:, :5]).to(dets.dtype)
+    dets[: len(table)] = torch.from_numpy(table[:, :5]).to(dets.dtype)
     return torch.from_numpy(order)

@@ -1,4 +1,5 @@
 """Distributed runs without a GPU, which mmengine's launcher requires."""
+
 import atexit
 import gc
 
@@ -18,9 +19,14 @@ def init_cpu_group(cfg: Config) -> None:
     Args:
         cfg (Config): config of the run; ``model_wrapper_cfg`` is changed in place.
     """
-    wrapper = cfg.setdefault('model_wrapper_cfg', ConfigDict(
-        type='MMDistributedDataParallel', broadcast_buffers=False,
-        find_unused_parameters=cfg.get('find_unused_parameters', False)))
+    wrapper = cfg.setdefault(
+        'model_wrapper_cfg',
+        ConfigDict(
+            type='MMDistributedDataParallel',
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        ),
+    )
     wrapper.setdefault('device_ids', None)
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group('gloo')

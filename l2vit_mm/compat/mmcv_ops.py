@@ -7,6 +7,7 @@ defined here exists too, as mmcv asserts that it does, and raises an error when 
 CPU and CUDA run the same code. Half and bfloat16 inputs are computed in float32 and rounded once,
 which is at least as accurate as mmcv's kernels.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -31,7 +32,8 @@ def __getattr__(name: str) -> Callable:
     def missing(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
             f'mmcv op {name!r} is not supplied by torchvision: it needs an mmcv with compiled ops '
-            '(docs/compat.md says how to build one)')
+            '(docs/compat.md says how to build one)'
+        )
 
     return missing
 
@@ -72,10 +74,19 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return torch.ops.torchvision.nms(boxes, scores.to(boxes.dtype), threshold)
 
 
-def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
-                      argmax_x: Tensor, aligned_height: int, aligned_width: int,
-                      spatial_scale: float, sampling_ratio: int, pool_mode: int,
-                      aligned: bool) -> None:
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
     """RoIAlign of (B, C, H, W) at (K, 5) RoIs into (K, C, aligned_height, aligned_width).
 
     Args:
@@ -86,8 +97,10 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     input, rois = _wide(input, rois)
     if pool_mode == 1:
         output.copy_(
-            torch.ops.torchvision.roi_align(input, rois, spatial_scale, aligned_height,
-                                            aligned_width, sampling_ratio, aligned))
+            torch.ops.torchvision.roi_align(
+                input, rois, spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
+            )
+        )
         return
 
     shift = 0.5 if aligned else 0.0
@@ -103,8 +116,9 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         y = y.view(aligned_height, 1, grid_h, 1).expand(shape).flatten(2)
         x = x.view(1, aligned_width, 1, grid_w).expand(shape).flatten(2)
         image = input[int(roi[0])].flatten(1)  # (C, H * W)
-        value: Any = sum(weight * image[:, index]
-                         for index, weight in _corners(y, x, *input.shape[2:]))
+        value: Any = sum(
+            weight * image[:, index] for index, weight in _corners(y, x, *input.shape[2:])
+        )
         largest, which = value.max(dim=-1)  # the first of equals
         found = largest > -10000
         output[k] = largest.clamp(min=-10000)
@@ -113,17 +127,34 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
             argmax[k] = torch.where(found, position, -1)
 
 
-def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
-                       grad_input: Tensor, aligned_height: int, aligned_width: int,
-                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
-                       aligned: bool) -> None:
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
     """Gradient of `roi_align_forward` for its input, into a zero-filled grad_input (B, C, H, W)."""
     grad_output, rois = _wide(grad_output, rois)
     if pool_mode == 1:
         grad_input.copy_(
-            torch.ops.torchvision._roi_align_backward(grad_output, rois, spatial_scale,
-                                                      aligned_height, aligned_width,
-                                                      *grad_input.shape, sampling_ratio, aligned))
+            torch.ops.torchvision._roi_align_backward(
+                grad_output,
+                rois,
+                spatial_scale,
+                aligned_height,
+                aligned_width,
+                *grad_input.shape,
+                sampling_ratio,
+                aligned,
+            )
+        )
         return
 
     channels, height, width = grad_input.shape[1:]
@@ -137,8 +168,9 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     grad_input.copy_(total.view_as(grad_input))
 
 
-def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int,
-                      aligned: bool) -> tuple[Tensor, int]:
+def _sample_positions(
+    low: Tensor, high: Tensor, bins: int, sampling_ratio: int, aligned: bool
+) -> tuple[Tensor, int]:
     """Positions (bins, grid) of the samples along one side of a RoI, and grid."""
     length = high - low
     if not aligned:
@@ -150,8 +182,7 @@ def _sample_positions(low: Tensor, high: Tensor, bins: int, sampling_ratio: int,
     return bin_start[:, None] + within, grid
 
 
-def _corners(y: Tensor, x: Tensor, height: int,
-             width: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _corners(y: Tensor, x: Tensor, height: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Flat index and bilinear weight of the four pixels around each position.
 
     A position more than one pixel outside the map has weight 0; closer ones move to the border.
@@ -162,70 +193,186 @@ def _corners(y: Tensor, x: Tensor, height: int,
     y_high, x_high = (y_low + 1).clamp(max=height - 1), (x_low + 1).clamp(max=width - 1)
     ly, lx = y - y_low, x - x_low
     hy, hx = 1 - ly, 1 - lx
-    for row, column, weight in ((y_low, x_low, hy * hx), (y_low, x_high, hy * lx),
-                                (y_high, x_low, ly * hx), (y_high, x_high, ly * lx)):
+    for row, column, weight in (
+        (y_low, x_low, hy * hx),
+        (y_low, x_high, hy * lx),
+        (y_high, x_low, ly * hx),
+        (y_high, x_high, ly * lx),
+    ):
         yield row * width + column, torch.where(inside, weight, 0)
 
 
-def deform_conv_forward(input: Tensor, weight: Tensor, offset: Tensor, output: Tensor,
-                        columns: Tensor, ones: Tensor, kW: int, kH: int, dW: int, dH: int,
-                        padW: int, padH: int, dilationW: int, dilationH: int, group: int,
-                        deformable_group: int, im2col_step: int) -> None:
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
     """Deformable convolution (arXiv 1703.06211) of (B, C, H, W), without modulation and bias."""
-    _deform_conv(output, input, weight, offset, None, None,
-                 (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+    _deform_conv(
+        output,
+        input,
+        weight,
+        offset,
+        None,
+        None,
+        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group),
+    )
 
 
-def deform_conv_backward_input(input: Tensor, offset: Tensor, gradOutput: Tensor,
-                               gradInput: Tensor, gradOffset: Tensor, weight: Tensor,
-                               columns: Tensor, kW: int, kH: int, dW: int, dH: int, padW: int,
-                               padH: int, dilationW: int, dilationH: int, group: int,
-                               deformable_group: int, im2col_step: int) -> None:
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    gradOutput: Tensor,
+    gradInput: Tensor,
+    gradOffset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
     """Gradients of ``deform_conv_forward`` for input and offset, into tensors of their shapes."""
     grads = _deform_conv_backward(
-        gradOutput, input, weight, offset, None, None,
-        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+        gradOutput,
+        input,
+        weight,
+        offset,
+        None,
+        None,
+        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group),
+    )
     gradInput.copy_(grads[0])
     gradOffset.copy_(grads[2])
 
 
-def deform_conv_backward_parameters(input: Tensor, offset: Tensor, gradOutput: Tensor,
-                                    gradWeight: Tensor, columns: Tensor, ones: Tensor, kW: int,
-                                    kH: int, dW: int, dH: int, padW: int, padH: int,
-                                    dilationW: int, dilationH: int, group: int,
-                                    deformable_group: int, scale: float,
-                                    im2col_step: int) -> None:
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    gradOutput: Tensor,
+    gradWeight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    scale: float,
+    im2col_step: int,
+) -> None:
     """``scale`` times the gradient of ``deform_conv_forward`` for the weight, into gradWeight."""
     kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # the gradient does not depend on it
     grads = _deform_conv_backward(
-        gradOutput, input, kernel, offset, None, None,
-        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group))
+        gradOutput,
+        input,
+        kernel,
+        offset,
+        None,
+        None,
+        (dH, dW, padH, padW, dilationH, dilationW, group, deformable_group),
+    )
     gradWeight.copy_(scale * grads[1])
 
 
-def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
-                                  offset: Tensor, mask: Tensor, output: Tensor, columns: Tensor,
-                                  kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
-                                  pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
-                                  group: int, deformable_group: int, with_bias: bool) -> None:
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
     """Modulated deformable convolution (arXiv 1811.11168) of (B, C, H, W) into (B, C', H', W')."""
-    _deform_conv(output, input, weight, offset, mask, bias if with_bias else None,
-                 (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group,
-                  deformable_group))
+    _deform_conv(
+        output,
+        input,
+        weight,
+        offset,
+        mask,
+        bias if with_bias else None,
+        (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group),
+    )
 
 
-def modulated_deform_conv_backward(input: Tensor, weight: Tensor, bias: Tensor, ones: Tensor,
-                                   offset: Tensor, mask: Tensor, columns: Tensor,
-                                   grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor,
-                                   grad_offset: Tensor, grad_mask: Tensor, grad_output: Tensor,
-                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
-                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
-                                   group: int, deformable_group: int, with_bias: bool) -> None:
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
     """Gradients of ``modulated_deform_conv_forward``, into tensors of the arguments' shapes."""
     grads = _deform_conv_backward(
-        grad_output, input, weight, offset, mask, bias if with_bias else None,
-        (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group))
-    for target, grad in zip((grad_input, grad_weight, grad_offset, grad_mask), grads[:4], strict=True):
+        grad_output,
+        input,
+        weight,
+        offset,
+        mask,
+        bias if with_bias else None,
+        (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, deformable_group),
+    )
+    for target, grad in zip(
+        (grad_input, grad_weight, grad_offset, grad_mask), grads[:4], strict=True
+    ):
         target.copy_(grad)
     if with_bias:
         grad_bias.copy_(grads[4])
@@ -238,11 +385,18 @@ def _deform_conv(output: Tensor, *args: Any) -> None:
 def _deform_conv_backward(grad_output: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Gradients of input, weight, offset, mask and bias."""
     return torch.ops.torchvision._deform_conv2d_backward(
-        _wide(grad_output), *_deform_conv_arguments(*args))
+        _wide(grad_output), *_deform_conv_arguments(*args)
+    )
 
 
-def _deform_conv_arguments(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None,
-                           bias: Tensor | None, geometry: tuple[int, ...]) -> tuple[Any, ...]:
+def _deform_conv_arguments(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    geometry: tuple[int, ...],
+) -> tuple[Any, ...]:
     """torchvision's operator has no optional tensors: it takes placeholders and a flag."""
     use_mask = mask is not None
     if mask is None:
@@ -252,8 +406,9 @@ def _deform_conv_arguments(input: Tensor, weight: Tensor, offset: Tensor, mask: 
     return (*_wide(input, weight, offset, mask, bias), *geometry, use_mask)
 
 
-def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
-                               gamma: float, alpha: float) -> None:
+def sigmoid_focal_loss_forward(
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
+) -> None:
     """Focal loss (arXiv 1708.02002, eq. 5) of logits (N, C), per element.
 
     Args:
@@ -262,23 +417,31 @@ def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
         output: (N, C), receives the loss.
     """
     p, positive, class_weight = _focal_loss_terms(input, target, weight)
-    loss = torch.where(positive, -alpha * (1 - p).pow(gamma) * p.clamp(min=_FLT_MIN).log(),
-                       -(1 - alpha) * p.pow(gamma) * (1 - p).clamp(min=_FLT_MIN).log())
+    loss = torch.where(
+        positive,
+        -alpha * (1 - p).pow(gamma) * p.clamp(min=_FLT_MIN).log(),
+        -(1 - alpha) * p.pow(gamma) * (1 - p).clamp(min=_FLT_MIN).log(),
+    )
     output.copy_(loss * class_weight)
 
 
-def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor,
-                                gamma: float, alpha: float) -> None:
+def sigmoid_focal_loss_backward(
+    input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
+) -> None:
     """Derivative of `sigmoid_focal_loss_forward` for its input, per element, into (N, C)."""
     p, positive, class_weight = _focal_loss_terms(input, target, weight)
     log_p, log_q = p.clamp(min=_FLT_MIN).log(), (1 - p).clamp(min=_FLT_MIN).log()
-    grad = torch.where(positive, -alpha * (1 - p).pow(gamma) * (1 - p - gamma * p * log_p),
-                       -(1 - alpha) * p.pow(gamma) * (gamma * (1 - p) * log_q - p))
+    grad = torch.where(
+        positive,
+        -alpha * (1 - p).pow(gamma) * (1 - p - gamma * p * log_p),
+        -(1 - alpha) * p.pow(gamma) * (gamma * (1 - p) * log_q - p),
+    )
     grad_input.copy_(grad * class_weight)
 
 
-def _focal_loss_terms(input: Tensor, target: Tensor,
-                      weight: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
+def _focal_loss_terms(
+    input: Tensor, target: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor | int]:
     """Probability (N, C), whether the element is its row's class (N, C), weight (N, 1) or 1."""
     p = _wide(input).sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=target.device)
@@ -288,8 +451,14 @@ def _focal_loss_terms(input: Tensor, target: Tensor,
     return p, positive, weight[target, None]
 
 
-def ms_deform_attn_forward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
-                           sampling_loc: Tensor, attn_weight: Tensor, im2col_step: int) -> Tensor:
+def ms_deform_attn_forward(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_loc: Tensor,
+    attn_weight: Tensor,
+    im2col_step: int,
+) -> Tensor:
     """Multi-scale deformable attention (arXiv 2010.04159, eq. 3), before the output projection.
 
     Args:
@@ -305,10 +474,18 @@ def ms_deform_attn_forward(value: Tensor, spatial_shapes: Tensor, level_start_in
     return _ms_deform_attn(wide, locations, weights, spatial_shapes).to(value.dtype)
 
 
-def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor,
-                            sampling_loc: Tensor, attn_weight: Tensor, grad_output: Tensor,
-                            grad_value: Tensor, grad_sampling_loc: Tensor,
-                            grad_attn_weight: Tensor, im2col_step: int) -> None:
+def ms_deform_attn_backward(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_loc: Tensor,
+    attn_weight: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor,
+    grad_sampling_loc: Tensor,
+    grad_attn_weight: Tensor,
+    im2col_step: int,
+) -> None:
     """Gradients of ``ms_deform_attn_forward``, into tensors of the arguments' shapes."""
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in _wide(value, sampling_loc, attn_weight)]
@@ -318,8 +495,9 @@ def ms_deform_attn_backward(value: Tensor, spatial_shapes: Tensor, level_start_i
         target.copy_(grad)
 
 
-def _ms_deform_attn(value: Tensor, sampling_loc: Tensor, attn_weight: Tensor,
-                    spatial_shapes: Tensor) -> Tensor:
+def _ms_deform_attn(
+    value: Tensor, sampling_loc: Tensor, attn_weight: Tensor, spatial_shapes: Tensor
+) -> Tensor:
     batch, _, heads, dim = value.shape
     queries = sampling_loc.shape[1]
     shapes = spatial_shapes.tolist()
@@ -329,7 +507,12 @@ def _ms_deform_attn(value: Tensor, sampling_loc: Tensor, attn_weight: Tensor,
     weights = attn_weight.transpose(1, 2).flatten(0, 1)  # (B * heads, Q, L, P)
     output = value.new_zeros(batch * heads, dim, queries)
     for level, (height, width) in enumerate(shapes):
-        samples = F.grid_sample(maps[level].unflatten(-1, (height, width)), grids[:, :, level],
-                                mode='bilinear', padding_mode='zeros', align_corners=False)
+        samples = F.grid_sample(
+            maps[level].unflatten(-1, (height, width)),
+            grids[:, :, level],
+            mode='bilinear',
+            padding_mode='zeros',
+            align_corners=False,
+        )
         output = output + (samples * weights[:, None, :, level]).sum(-1)
     return output.view(batch, heads * dim, queries).transpose(1, 2).contiguous()

@@ -73,8 +73,13 @@ def load_from_mmcls(filename: str, map_location: MapLocation = None) -> dict:
     """Loads the backbone of one of mmcls's models."""
     checkpoint = load_from_http(get_mmcls_models()[_model_name(filename)], map_location)
     state = checkpoint.get('state_dict', checkpoint)
-    return dict(state_dict={name.removeprefix('backbone.'): value for name, value in state.items()
-                            if name.startswith('backbone.')})
+    return dict(
+        state_dict={
+            name.removeprefix('backbone.'): value
+            for name, value in state.items()
+            if name.startswith('backbone.')
+        }
+    )
 
 
 def load_from_pavi(filename: str, map_location: MapLocation = None) -> dict:
@@ -87,11 +92,12 @@ def _model_name(filename: str) -> str:
 
 
 for _loader, _schemes in (
-        (load_from_local, ['']),
-        (load_from_http, ['http://', 'https://']),
-        (load_from_ceph, [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']),
-        (load_from_torchvision, ['modelzoo://', 'torchvision://']),
-        (load_from_openmmlab, ['open-mmlab://', 'openmmlab://']),
-        (load_from_mmcls, ['mmcls://']),
-        (load_from_pavi, ['pavi://'])):
+    (load_from_local, ['']),
+    (load_from_http, ['http://', 'https://']),
+    (load_from_ceph, [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']),
+    (load_from_torchvision, ['modelzoo://', 'torchvision://']),
+    (load_from_openmmlab, ['open-mmlab://', 'openmmlab://']),
+    (load_from_mmcls, ['mmcls://']),
+    (load_from_pavi, ['pavi://']),
+):
     CheckpointLoader.register_scheme(_schemes, _loader, force=True)

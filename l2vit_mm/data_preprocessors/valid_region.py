@@ -31,8 +31,9 @@ class ValidRegionTensor(Tensor):
         return tensor
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
         if not args or not isinstance(args[0], cls) or out is args[0]:
@@ -46,16 +47,29 @@ class ValidRegionTensor(Tensor):
 
 
 _KEEP_PLACES = {
-    Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.clone, Tensor.detach, Tensor.contiguous,
-    Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double, Tensor.type, torch.clone,
+    Tensor.to,
+    Tensor.cuda,
+    Tensor.cpu,
+    Tensor.clone,
+    Tensor.detach,
+    Tensor.contiguous,
+    Tensor.float,
+    Tensor.half,
+    Tensor.bfloat16,
+    Tensor.double,
+    Tensor.type,
+    torch.clone,
 }
 
 
 def _sizes_in_crop(batch: ValidRegionTensor, index: Any) -> Tensor | None:
     """The sizes (B', 2) in batch[images, channels, rows, columns]; None if not plain slices."""
     index = index if isinstance(index, tuple) else (index,)
-    if (len(index) > 4 or not all(isinstance(part, slice) for part in index)
-            or any(part.step not in (None, 1) for part in index)):
+    if (
+        len(index) > 4
+        or not all(isinstance(part, slice) for part in index)
+        or any(part.step not in (None, 1) for part in index)
+    ):
         return None
     index = (*index, *[slice(None)] * (4 - len(index)))
     valid_hw = batch.valid_hw[index[0]]
@@ -86,9 +100,11 @@ class ValidRegionMixin:
         data = super().forward(data, training)  # type: ignore[misc]
         if training and not self._only_pads():
             if len(set(sizes)) > 1:
-                raise ValueError('batch_augments must be BatchFixedSizePad for images of different '
-                                 'sizes, which are unknown after a batch is mixed or resized, got '
-                                 f'images of {sizes}')
+                raise ValueError(
+                    'batch_augments must be BatchFixedSizePad for images of different '
+                    'sizes, which are unknown after a batch is mixed or resized, got '
+                    f'images of {sizes}'
+                )
             return data
         inputs = data['inputs']
         valid_hw = torch.tensor(sizes).minimum(torch.tensor(inputs.shape[-2:]))
@@ -101,4 +117,5 @@ class ValidRegionMixin:
         if augments is None:
             return True
         return isinstance(augments, nn.ModuleList) and all(
-            type(augment).__name__ == 'BatchFixedSizePad' for augment in augments)
+            type(augment).__name__ == 'BatchFixedSizePad' for augment in augments
+        )

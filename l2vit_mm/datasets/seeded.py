@@ -61,7 +61,9 @@ class SeededSampler(torch.utils.data.Sampler):
     def __iter__(self) -> Iterator[SeededIndex]:
         rank, world_size = get_dist_info()
         for position, index in enumerate(self.sampler, self.start):
-            yield SeededIndex(index, mixed_seed(self.seed, self.epoch, position * world_size + rank))
+            yield SeededIndex(
+                index, mixed_seed(self.seed, self.epoch, position * world_size + rank)
+            )
 
     def __len__(self) -> int:
         return len(self.sampler)

@@ -53,14 +53,15 @@ class LinearGlobalAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(channels, 3 * channels)
-        self.temperature = nn.Parameter(torch.full((num_heads,), (channels // num_heads)**-0.5))
+        self.temperature = nn.Parameter(torch.full((num_heads,), (channels // num_heads) ** -0.5))
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         qkv = layout.to_sequences(self.qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        out = linear_attention_qkvpacked(qkv, scale=self.temperature, denom_min=100.,
-                                   cu_seqlens=layout.cu_seqlens(x.device)).flatten(-2)
+        out = linear_attention_qkvpacked(
+            qkv, scale=self.temperature, denom_min=100.0, cu_seqlens=layout.cu_seqlens(x.device)
+        ).flatten(-2)
         return self.proj(layout.from_sequences(out))
 
 
@@ -93,8 +94,11 @@ class SpatialReductionAttention(nn.Module):
         if reduction is not None:
             stride = reduction.stride[0]
             key_layout = layout.reduced(stride)
-            reduced = self.reduction_norm(layout.over_maps(
-                lambda maps: reduction(pad_to_multiple(maps, stride)), x, key_layout))
+            reduced = self.reduction_norm(
+                layout.over_maps(
+                    lambda maps: reduction(pad_to_multiple(maps, stride)), x, key_layout
+                )
+            )
         k, v = self.kv(reduced).chunk(2, -1)
         return self.proj(self.core(q, k, v, layout, key_layout))
 
@@ -131,7 +135,7 @@ class ShiftedWindowAttention(nn.Module):
         parts = layout.window_parts(self.window, x.device)
         if parts is not None:
             apart = parts[:, None, :, None] != parts[:, None, None, :]
-            bias = bias.masked_fill(apart, -100.)  # as published, not minus infinity
+            bias = bias.masked_fill(apart, -100.0)  # as published, not minus infinity
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         out = window_layout.from_sequences(out.transpose(1, 2).flatten(2))
         return self.proj(layout.from_windows(out, self.window))

@@ -36,9 +36,9 @@ class DropPath(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C); in training, kept images are divided by 1 - p."""
-        if not self.training or self.drop_prob == 0.:
+        if not self.training or self.drop_prob == 0.0:
             return x
-        keep = 1. - self.drop_prob
+        keep = 1.0 - self.drop_prob
         kept = x.new_empty(layout.batch).bernoulli_(keep).div_(keep)
         return x * layout.per_image(kept)
 
@@ -83,8 +83,15 @@ class TransformerBlock(nn.Module):
         depthwise_mlp (bool): whether the MLP has a depthwise convolution.
     """
 
-    def __init__(self, channels: int, attn: nn.Module, mlp_ratio: float, drop_path: float,
-                 norm_eps: float = 1e-5, depthwise_mlp: bool = False) -> None:
+    def __init__(
+        self,
+        channels: int,
+        attn: nn.Module,
+        mlp_ratio: float,
+        drop_path: float,
+        norm_eps: float = 1e-5,
+        depthwise_mlp: bool = False,
+    ) -> None:
         super().__init__()
         self.attn_norm = nn.LayerNorm(channels, norm_eps)
         self.attn = attn
@@ -151,9 +158,16 @@ class PatchEmbedding(nn.Module):
         position (PositionTable, optional): position embedding that is added last.
     """
 
-    def __init__(self, in_channels: int, channels: int, kernel_size: int, stride: int,
-                 padding: int = 0, norm: bool = True,
-                 position: PositionTable | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        kernel_size: int,
+        stride: int,
+        padding: int = 0,
+        norm: bool = True,
+        position: PositionTable | None = None,
+    ) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, channels, kernel_size, stride, padding)
         self.norm = nn.LayerNorm(channels) if norm else None
@@ -219,6 +233,7 @@ class Downsample(nn.Module):
         """Tokens (..., in_channels) of H x W maps to tokens (..., C) of ceil(H / 2) x ceil(W / 2)
         maps, and their layout."""
         reduced = layout.reduced(2)
-        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x),
-                             reduced)
+        x = layout.over_maps(
+            lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x), reduced
+        )
         return x, reduced

@@ -20,8 +20,9 @@ from l2vit_mm.layers.position import PositionTable
 from l2vit_mm.ops import focused_feature_map, linear_attention
 
 
-def _groups(q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-            key_layout: Layout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _groups(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Queries (B', N, C), keys and values (B', M, C), group by group of images of one size."""
     return zip(layout.split(q), key_layout.split(k), key_layout.split(v), strict=True)
 
@@ -31,12 +32,19 @@ def _heads(tokens: Tensor, layout: Layout, num_heads: int) -> Tensor:
     return layout.to_sequences(tokens).unflatten(-1, (num_heads, -1))
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout,
-            feature_map: str) -> Tensor:
+def _linear(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout, feature_map: str
+) -> Tensor:
     """The operator on q, k and v as :func:`_heads` returns them, to tokens (..., C)."""
     out = linear_attention(
-        q, k, v, feature_map=feature_map, normalizer='mean', cu_seqlens=layout.cu_seqlens(q.device),
-        cu_seqlens_k=None if key_layout == layout else key_layout.cu_seqlens(q.device))
+        q,
+        k,
+        v,
+        feature_map=feature_map,
+        normalizer='mean',
+        cu_seqlens=layout.cu_seqlens(q.device),
+        cu_seqlens_k=None if key_layout == layout else key_layout.cu_seqlens(q.device),
+    )
     return layout.from_sequences(out.flatten(-2))
 
 
@@ -49,26 +57,33 @@ class SharedDepthwiseConv(nn.Conv2d):
     """
 
     def __init__(self, head_dim: int, kernel_size: int) -> None:
-        super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2,
-                         groups=head_dim)
+        super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2, groups=head_dim)
 
-    def forward(self, v: Tensor, key_layout: Layout,  # type: ignore[override]
-                layout: Layout) -> Tensor:
+    def forward(
+        self,
+        v: Tensor,
+        key_layout: Layout,  # type: ignore[override]
+        layout: Layout,
+    ) -> Tensor:
         """Values (..., C) of ``key_layout`` to tokens (..., C) of ``layout``.
 
         Where the layouts differ, an image's values are first interpolated to its number of queries,
         linearly along the flattened sequence and not in the plane: surprising, but as published.
         """
         if key_layout != layout:
-            v = layout.join([
-                F.interpolate(values.transpose(1, 2), h * w, mode='linear').transpose(1, 2)
-                for values, (_, h, w) in zip(key_layout.split(v), layout.groups, strict=True)])
+            v = layout.join(
+                [
+                    F.interpolate(values.transpose(1, 2), h * w, mode='linear').transpose(1, 2)
+                    for values, (_, h, w) in zip(key_layout.split(v), layout.groups, strict=True)
+                ]
+            )
         channels = v.shape[-1]
         repeats = channels // self.in_channels
         assert self.bias is not None
         weight, bias = self.weight.repeat(repeats, 1, 1, 1), self.bias.repeat(repeats)
-        return layout.over_maps(lambda maps: F.conv2d(maps, weight, bias, padding=self.padding,
-                                                      groups=channels), v)
+        return layout.over_maps(
+            lambda maps: F.conv2d(maps, weight, bias, padding=self.padding, groups=channels), v
+        )
 
 
 class FocusedLinearAttention(nn.Module):
@@ -87,8 +102,14 @@ class FocusedLinearAttention(nn.Module):
         kernel_size (int): side of the depthwise convolution's kernel, odd.
     """
 
-    def __init__(self, channels: int, num_heads: int, key_size: tuple[int, int],
-                 focusing_factor: float = 3, kernel_size: int = 5) -> None:
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int,
+        key_size: tuple[int, int],
+        focusing_factor: float = 3,
+        kernel_size: int = 5,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.focusing_factor = focusing_factor
@@ -96,13 +117,20 @@ class FocusedLinearAttention(nn.Module):
         self.position = PositionTable(channels, key_size)
         self.dwc = SharedDepthwiseConv(channels // num_heads, kernel_size)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-                key_layout: Layout) -> Tensor:
-        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+    ) -> Tensor:
+        """Queries (..., C) of ``layout``, keys, values (..., C) of ``key_layout`` to (..., C)."""
         q = focused_feature_map(q, self.scale, self.focusing_factor)
         k = focused_feature_map(k, self.scale, self.focusing_factor, self.position(key_layout))
-        out = _linear(_heads(q, layout, self.num_heads), _heads(k, key_layout, self.num_heads),
-                      _heads(v, key_layout, self.num_heads), layout, key_layout, 'identity')
+        out = _linear(
+            _heads(q, layout, self.num_heads),
+            _heads(k, key_layout, self.num_heads),
+            _heads(v, key_layout, self.num_heads),
+            layout,
+            key_layout,
+            'identity',
+        )
         return out + self.dwc(v, key_layout, layout)
 
 
@@ -119,9 +147,10 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-                key_layout: Layout) -> Tensor:
-        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+    ) -> Tensor:
+        """Queries (..., C) of ``layout``, keys, values (..., C) of ``key_layout`` to (..., C)."""
         outs = []
         for group in _groups(q, k, v, layout, key_layout):
             # Each (B', H, N, D).
@@ -152,21 +181,28 @@ class MappedLinearAttention(nn.Module):
             is no convolution.
     """
 
-    def __init__(self, channels: int, num_heads: int, feature_map: str,
-                 kernel_size: int | None = None) -> None:
+    def __init__(
+        self, channels: int, num_heads: int, feature_map: str, kernel_size: int | None = None
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.feature_map = feature_map
-        self.dwc = (None if kernel_size is None else
-                    SharedDepthwiseConv(channels // num_heads, kernel_size))
+        self.dwc = (
+            None if kernel_size is None else SharedDepthwiseConv(channels // num_heads, kernel_size)
+        )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-                key_layout: Layout) -> Tensor:
-        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
-        out = _linear(self._map(_heads(q, layout, self.num_heads)),
-                      self._map(_heads(k, key_layout, self.num_heads)),
-                      _heads(v, key_layout, self.num_heads), layout, key_layout,
-                      'relu' if self.feature_map == 'relu' else 'identity')
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+    ) -> Tensor:
+        """Queries (..., C) of ``layout``, keys, values (..., C) of ``key_layout`` to (..., C)."""
+        out = _linear(
+            self._map(_heads(q, layout, self.num_heads)),
+            self._map(_heads(k, key_layout, self.num_heads)),
+            _heads(v, key_layout, self.num_heads),
+            layout,
+            key_layout,
+            'relu' if self.feature_map == 'relu' else 'identity',
+        )
         return out if self.dwc is None else out + self.dwc(v, key_layout, layout)
 
     def _map(self, x: Tensor) -> Tensor:
@@ -180,16 +216,18 @@ class MappedLinearAttention(nn.Module):
 class HydraAttention(nn.Module):
     """Hydra attention (arXiv 2209.07484), with as many heads as channels::
 
-        out_i = q_i / |q_i| * sum_j k_j / |k_j| * v_j       elementwise products
+    out_i = q_i / |q_i| * sum_j k_j / |k_j| * v_j       elementwise products
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-                key_layout: Layout) -> Tensor:
-        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+    ) -> Tensor:
+        """Queries (..., C) of ``layout``, keys, values (..., C) of ``key_layout`` to (..., C)."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []
-        for q_, k_, v_ in _groups(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, layout,
-                                  key_layout):
+        for q_, k_, v_ in _groups(
+            F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, layout, key_layout
+        ):
             outs.append((q_ * (k_ * v_).sum(1, keepdim=True, dtype=dtype)).to(v.dtype))
         return layout.join(outs)
 
@@ -208,17 +246,23 @@ class EfficientAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout,
-                key_layout: Layout) -> Tensor:
-        """Queries (..., C) of ``layout``, keys and values (..., C) of ``key_layout`` to (..., C)."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, key_layout: Layout
+    ) -> Tensor:
+        """Queries (..., C) of ``layout``, keys, values (..., C) of ``key_layout`` to (..., C)."""
         # Half precision can't represent weights of 1 / 60,000 well.
         dtype = torch.promote_types(v.dtype, torch.float32)
         outs = []
         for group in _groups(q, k, v, layout, key_layout):
             q_, k_, v_ = (x.unflatten(-1, (self.num_heads, -1)) for x in group)
             # q . sum_j k_j is 1, so that the operator's division changes nothing.
-            out = linear_attention(q_.softmax(-1, dtype=dtype), k_.softmax(1, dtype=dtype),
-                                   v_.to(dtype), feature_map='identity', denom_min=0.5)
+            out = linear_attention(
+                q_.softmax(-1, dtype=dtype),
+                k_.softmax(1, dtype=dtype),
+                v_.to(dtype),
+                feature_map='identity',
+                denom_min=0.5,
+            )
             outs.append(out.flatten(-2).to(v.dtype))
         return layout.join(outs)
 
@@ -226,8 +270,14 @@ class EfficientAttention(nn.Module):
 ATTENTIONS = ('focused', 'hydra', 'efficient', 'angular', 'enhanced', 'relu', 'elu', 'softmax')
 
 
-def build_attention(attention: str, channels: int, num_heads: int, key_size: tuple[int, int],
-                    focusing_factor: float = 3, kernel_size: int = 5) -> nn.Module:
+def build_attention(
+    attention: str,
+    channels: int,
+    num_heads: int,
+    key_size: tuple[int, int],
+    focusing_factor: float = 3,
+    kernel_size: int = 5,
+) -> nn.Module:
     """Builds the attention core of a linear block.
 
     Args:
@@ -261,5 +311,6 @@ def build_attention(attention: str, channels: int, num_heads: int, key_size: tup
         return EfficientAttention(num_heads)
     if attention == 'enhanced':
         return MappedLinearAttention(channels, num_heads, 'relu', kernel_size)
-    return MappedLinearAttention(channels, num_heads, attention,
-                                 kernel_size if attention == 'angular' else None)
+    return MappedLinearAttention(
+        channels, num_heads, attention, kernel_size if attention == 'angular' else None
+    )

@@ -127,7 +127,7 @@ class RelativePositionBias(ResizedTable):
 
     def __init__(self, num_heads: int, window_size: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty((2 * window_size - 1)**2, num_heads))
+        self.table = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
         nn.init.trunc_normal_(self.table, std=0.02)
         self.window_size = window_size
 

@@ -47,8 +47,13 @@ class SimpleFeaturePyramid(BaseModule):
         [(1, 256, 28, 36), (1, 256, 14, 18), (1, 256, 7, 9), (1, 256, 4, 5)]
     """
 
-    def __init__(self, in_channels: int, out_channels: int = 256, num_outs: int = 4,
-                 init_cfg: dict | list | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 256,
+        num_outs: int = 4,
+        init_cfg: dict | list | None = None,
+    ) -> None:
         super().__init__(init_cfg=init_cfg)
         if in_channels < 4 or in_channels % 4:
             raise ValueError(f'in_channels must be a positive multiple of 4, got {in_channels}')
@@ -59,19 +64,28 @@ class SimpleFeaturePyramid(BaseModule):
         self.in_channels = in_channels
         self.num_outs = num_outs
         half, quarter = in_channels // 2, in_channels // 4
-        self.rescale = nn.ModuleList([
-            nn.Sequential(nn.ConvTranspose2d(in_channels, half, 2, 2), MapLayerNorm(half, 1e-6),
-                          nn.GELU(), nn.ConvTranspose2d(half, quarter, 2, 2)),
-            nn.ConvTranspose2d(in_channels, half, 2, 2),
-            nn.Identity(),
-            nn.MaxPool2d(2, 2, ceil_mode=True),
-        ])
+        self.rescale = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.ConvTranspose2d(in_channels, half, 2, 2),
+                    MapLayerNorm(half, 1e-6),
+                    nn.GELU(),
+                    nn.ConvTranspose2d(half, quarter, 2, 2),
+                ),
+                nn.ConvTranspose2d(in_channels, half, 2, 2),
+                nn.Identity(),
+                nn.MaxPool2d(2, 2, ceil_mode=True),
+            ]
+        )
         self.convs = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(channels, out_channels, 1, bias=False),
-                          MapLayerNorm(out_channels, 1e-6),
-                          nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-                          MapLayerNorm(out_channels, 1e-6))
-            for channels in (quarter, half, in_channels, in_channels))
+            nn.Sequential(
+                nn.Conv2d(channels, out_channels, 1, bias=False),
+                MapLayerNorm(out_channels, 1e-6),
+                nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+                MapLayerNorm(out_channels, 1e-6),
+            )
+            for channels in (quarter, half, in_channels, in_channels)
+        )
         for module in self.modules():
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -95,9 +109,13 @@ class SimpleFeaturePyramid(BaseModule):
         """
         x = inputs[-1]
         if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f'inputs[-1] must have shape (B, {self.in_channels}, h, w), got '
-                             f'{tuple(x.shape)}')
-        outs = [conv(rescale(x)).contiguous() for rescale, conv in zip(self.rescale, self.convs, strict=True)]
+            raise ValueError(
+                f'inputs[-1] must have shape (B, {self.in_channels}, h, w), got {tuple(x.shape)}'
+            )
+        outs = [
+            conv(rescale(x)).contiguous()
+            for rescale, conv in zip(self.rescale, self.convs, strict=True)
+        ]
         while len(outs) < self.num_outs:
             outs.append(F.max_pool2d(outs[-1], 1, stride=2))
         return tuple(outs)

@@ -57,8 +57,9 @@ class StrictLoadHook(Hook):
         fit_checkpoint(model, checkpoint, () if runner._resume else self.initial)
 
 
-def fit_checkpoint(model: nn.Module, checkpoint: dict[str, Any],
-                   initial: tuple[str, ...] = ()) -> None:
+def fit_checkpoint(
+    model: nn.Module, checkpoint: dict[str, Any], initial: tuple[str, ...] = ()
+) -> None:
     """Renames ``checkpoint['state_dict']`` to the names of a model, and checks that it fits.
 
     Args:

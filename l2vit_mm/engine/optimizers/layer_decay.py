@@ -48,44 +48,52 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        cfg: dict[str, Any] = dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.)
+        cfg: dict[str, Any] = dict(norm_decay_mult=0.0, bias_decay_mult=0.0, flat_decay_mult=0.0)
         cfg.update(paramwise_cfg or {})
-        self.rate: float = cfg.pop('layer_decay_rate', 1.)
-        if not 0. < self.rate <= 1.:
-            raise ValueError('paramwise_cfg.layer_decay_rate must be in (0, 1], got '
-                             f'{self.rate!r}')
+        self.rate: float = cfg.pop('layer_decay_rate', 1.0)
+        if not 0.0 < self.rate <= 1.0:
+            raise ValueError(f'paramwise_cfg.layer_decay_rate must be in (0, 1], got {self.rate!r}')
         for key in ('lr', 'weight_decay'):
             if optim_wrapper_cfg['optimizer'].get(key) is None:
-                raise ValueError(f'optim_wrapper.optimizer.{key} must be a number, as it is set by '
-                                 'group, got none')
+                raise ValueError(
+                    f'optim_wrapper.optimizer.{key} must be a number, as it is set by '
+                    'group, got none'
+                )
         super().__init__(optim_wrapper_cfg, cfg)
 
-    def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
-                   is_dcn_module: int | float | None = None) -> None:
+    def add_params(
+        self,
+        params: list[dict],
+        module: nn.Module,
+        prefix: str = '',
+        is_dcn_module: int | float | None = None,
+    ) -> None:
         """As mmengine's; then groups of the same depth and settings are merged."""
         super().add_params(params, module, prefix, is_dcn_module)
         if prefix:  # a recursive call of mmengine's, for a child
             return
         backbone: Any = getattr(module, 'backbone', None)
-        if self.rate != 1. and not hasattr(backbone, 'get_layer_depth'):
-            raise TypeError('with layer_decay_rate, the backbone must have get_layer_depth, got a '
-                            f'{type(backbone).__name__} in {type(module).__name__}')
+        if self.rate != 1.0 and not hasattr(backbone, 'get_layer_depth'):
+            raise TypeError(
+                'with layer_decay_rate, the backbone must have get_layer_depth, got a '
+                f'{type(backbone).__name__} in {type(module).__name__}'
+            )
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         tables = {id(part.table) for part in module.modules() if isinstance(part, ResizedTable)}
         custom_keys = self.paramwise_cfg.get('custom_keys', {})
         merged: dict[Any, tuple[int, dict, dict]] = {}
         for group in params:
-            parameter, = group.pop('params')
+            (parameter,) = group.pop('params')
             name = names[id(parameter)]
-            depth, factor = 0, 1.
-            if self.rate != 1.:
+            depth, factor = 0, 1.0
+            if self.rate != 1.0:
                 depth, depths = backbone.get_layer_depth(name, 'backbone.')
-                factor = self.rate**(depths - 1 - depth)
+                factor = self.rate ** (depths - 1 - depth)
             base_lr: Any = group.get('lr', self.base_lr)
             group['lr'] = base_lr * factor
             group.setdefault('weight_decay', self.base_wd)
             if id(parameter) in tables and not any(key in name for key in custom_keys):
-                group['weight_decay'] = 0.
+                group['weight_decay'] = 0.0
             key = depth, *sorted(group.items())
             merged.setdefault(key, (depth, group, {}))[2][name] = parameter
         rows = sorted(merged.values(), key=lambda row: (row[0], row[1]['weight_decay']))
@@ -104,9 +112,17 @@ def _table(rows: list[tuple[int, dict, dict]]) -> str:
     lines = [('depth', 'lr', 'weight decay', 'tensors', 'values', 'of')]
     for depth, group, named in rows:
         parts = dict.fromkeys(_part_of(name) for name in named)
-        lines.append((str(depth), f"{group['lr']:.4g}", f"{group['weight_decay']:g}",
-                      str(len(named)), str(sum(p.numel() for p in named.values())),
-                      ', '.join(parts)))
+        lines.append(
+            (
+                str(depth),
+                f'{group["lr"]:.4g}',
+                f'{group["weight_decay"]:g}',
+                str(len(named)),
+                str(sum(p.numel() for p in named.values())),
+                ', '.join(parts),
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return '\n'.join('  '.join(map(str.rjust, line[:-1], widths)) + '  ' + line[-1]
-                     for line in lines)
+    return '\n'.join(
+        '  '.join(map(str.rjust, line[:-1], widths)) + '  ' + line[-1] for line in lines
+    )

@@ -71,5 +71,8 @@ class ShardedStrategy(FSDPStrategy):
 
     def load_optim_state_dict(self, state_dict: dict) -> None:
         """Loads the optimizer's state of a checkpoint, each process its shard."""
-        self.optim_wrapper.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(
-            self.model, self.optim_wrapper.optimizer, state_dict))
+        self.optim_wrapper.load_state_dict(
+            FullyShardedDataParallel.optim_state_dict_to_load(
+                self.model, self.optim_wrapper.optimizer, state_dict
+            )
+        )

@@ -67,8 +67,9 @@ class Layout(ABC):
         """
 
     @abstractmethod
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
-                  out_layout: Layout | None = None) -> Tensor:
+    def over_maps(
+        self, function: Callable[[Tensor], Tensor], tokens: Tensor, out_layout: Layout | None = None
+    ) -> Tensor:
         """Applies a function to the maps, for example a convolution, which sees zeros around them.
 
         Args:

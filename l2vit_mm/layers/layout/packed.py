@@ -75,7 +75,8 @@ class PackedLayout(Layout):
             sizes = self._sizes(device)
             lengths = sizes[:, 0] * sizes[:, 1]
             image = torch.arange(self.batch, device=device).repeat_interleave(
-                lengths, output_size=self.num_tokens)
+                lengths, output_size=self.num_tokens
+            )
             inside = torch.arange(self.num_tokens, device=device)
             inside = inside - (lengths.cumsum(0) - lengths)[image]
             width = sizes[:, 1][image]
@@ -114,25 +115,31 @@ class PackedLayout(Layout):
 
     def from_map(self, feature_map: Tensor) -> Tensor:
         batches = feature_map.split([n for n, _, _ in self.groups])
-        return torch.cat([
-            batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
-            for batch, (_, h, w) in zip(batches, self.groups, strict=True)])
+        return torch.cat(
+            [
+                batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
+                for batch, (_, h, w) in zip(batches, self.groups, strict=True)
+            ]
+        )
 
     def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
         indices = self._map_indices(height, width, tokens.device)
         rows = _Scatter.apply(tokens, indices, self.batch * height * width)
         return rows.view(self.batch, height, width, -1).permute(0, 3, 1, 2)
 
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
-                  out_layout: Layout | None = None) -> Tensor:
+    def over_maps(
+        self, function: Callable[[Tensor], Tensor], tokens: Tensor, out_layout: Layout | None = None
+    ) -> Tensor:
         if tokens.numel() < _LARGE * len(self.groups):
             maps = function(self.to_map(tokens, self.height, self.width))
             layout = self if out_layout is None else out_layout
             assert isinstance(layout, PackedLayout)
             indices = layout._map_indices(maps.shape[2], maps.shape[3], maps.device)
             return _Gather.apply(maps.permute(0, 2, 3, 1).flatten(0, 2), indices)
-        groups = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
-                  for group, (_, h, w) in zip(self.split(tokens), self.groups, strict=True))
+        groups = (
+            function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
+            for group, (_, h, w) in zip(self.split(tokens), self.groups, strict=True)
+        )
         return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in groups])
 
     def channels_first(self, tokens: Tensor) -> Tensor:
@@ -155,14 +162,17 @@ class PackedLayout(Layout):
         key = 'cu_seqlens', device
         if key not in self._cache:
             lengths = (h * w for n, h, w in self.groups for _ in range(n))
-            self._cache[key] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32,
-                                            device=device)
+            self._cache[key] = torch.tensor(
+                [0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device
+            )
         return self._cache[key]
 
     def split(self, tokens: Tensor) -> list[Tensor]:
         parts = tokens.split([n * h * w for n, h, w in self.groups])
-        return [part.unflatten(0, (n, h * w))
-                for part, (n, h, w) in zip(parts, self.groups, strict=True)]
+        return [
+            part.unflatten(0, (n, h * w))
+            for part, (n, h, w) in zip(parts, self.groups, strict=True)
+        ]
 
     def join(self, sequences: list[Tensor]) -> Tensor:
         return torch.cat([group.flatten(0, 1) for group in sequences])

@@ -16,6 +16,7 @@ class Window:
             the map is larger than a window.
         clip (bool): clip a window to the size of the map, instead of padding the map.
     """
+
     height: int | None
     width: int | None
     shift: bool = False
