@@ -224,3 +224,8 @@ def bad_images(cls):
 
 CHECKS = [check for name, check in list(globals().items())
           if getattr(check, '__module__', None) == __name__ and name not in ('make', 'randomized')]
+# Of a test that runs them. Graphs of symbolic sizes take up to half a minute.
+PARAMS = [
+    pytest.param(check, id=check.__name__,
+                 marks=[pytest.mark.slow] if check is compiles_as_one_graph else [])
+    for check in CHECKS]

@@ -198,6 +198,7 @@ def test_names_of_every_architecture_there_and_back(name):
         assert value.shape == own[key].shape
 
 
+@pytest.mark.slow
 def test_what_is_derived_is_not_kept(tmp_path):
     published = golden.state_dict(GOLDEN['flatten_swin_t'])
     model = FLattenSwin('tiny')
@@ -250,6 +251,7 @@ def test_tasks_and_ema(tmp_path, capsys):
         'dataset_meta': ['cat']}
 
 
+@pytest.mark.slow
 def test_half_precision_is_kept(tmp_path):
     state = {key: value.half() if value.is_floating_point() else value
              for key, value in golden.state_dict(GOLDEN['l2vit_t_cls']).items()}
