@@ -26,8 +26,9 @@ class NoCuda(Exception):
 
 def nvcc_output(nvcc, *options):
     """Returns what nvcc prints when run with these options."""
-    return subprocess.run([nvcc, *options], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT).stdout
+    return subprocess.run(
+        [nvcc, *options], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
 
 
 def warn(text):
@@ -69,9 +70,11 @@ def find_cuda(torch):
     home = find_toolkit()
     version = re.search(r'release (\d+)\.\d+', nvcc_output(home / 'bin' / 'nvcc', '--version'))
     if not version or version[1] != torch.version.cuda.split('.')[0]:
-        raise NoCuda(f'the toolkit for torch {torch.__version__} must be of CUDA '
-                     f'{torch.version.cuda}, got {version[0] if version else "an unknown version"} '
-                     f'in {home}')
+        raise NoCuda(
+            f'the toolkit for torch {torch.__version__} must be of CUDA '
+            f'{torch.version.cuda}, got {version[0] if version else "an unknown version"} '
+            f'in {home}'
+        )
     return home, version[0].split()[1]
 
 
@@ -85,18 +88,26 @@ def choose_archs(torch):
 def extension(cuda=None, archs=None):
     """Describes the extension: for the CPU and, given a version of CUDA, for CUDA as well."""
     from torch.utils import cpp_extension
+
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     sources = [*CSRC.glob('*.cpp'), *CSRC.glob('cpu/*.cpp')]
     # No -march: each file of kernels asks for its instruction set, which is chosen at run time.
     cxx = ['-O3', '-g0', '-fopenmp', '-fvisibility=hidden']
     if cuda:
         sources += CSRC.glob('cuda/*.cu')
-        cxx += ['-DL2VIT_MM_WITH_CUDA', f'-DL2VIT_MM_CUDA="{cuda}"',
-                '-DL2VIT_MM_ARCHS="{}"'.format(archs.replace(';', ' '))]
+        cxx += [
+            '-DL2VIT_MM_WITH_CUDA',
+            f'-DL2VIT_MM_CUDA="{cuda}"',
+            '-DL2VIT_MM_ARCHS="{}"'.format(archs.replace(';', ' ')),
+        ]
     # -z defs: an undefined symbol is an error of the build rather than of every later import.
-    return kind('l2vit_mm._C', sorted(map(str, sources)), py_limited_api=True,
-                extra_compile_args={'cxx': cxx, 'nvcc': ['-O3']},
-                extra_link_args=['-fopenmp', '-Wl,-z,defs'])
+    return kind(
+        'l2vit_mm._C',
+        sorted(map(str, sources)),
+        py_limited_api=True,
+        extra_compile_args={'cxx': cxx, 'nvcc': ['-O3']},
+        extra_link_args=['-fopenmp', '-Wl,-z,defs'],
+    )
 
 
 def build_command(mode):
@@ -118,13 +129,17 @@ def build_command(mode):
                 if mode != 'auto':
                     raise
                 if any(source.endswith('.cu') for source in self.extensions[0].sources):
-                    warn('NO CUDA KERNELS, only those for the CPU: the build failed, '
-                         f'see its output:\n{error}\nL2VIT_MM_BUILD=cuda makes this an error.')
+                    warn(
+                        'NO CUDA KERNELS, only those for the CPU: the build failed, '
+                        f'see its output:\n{error}\nL2VIT_MM_BUILD=cuda makes this an error.'
+                    )
                     vars(self.extensions[0]).update(vars(extension()))
                     self.build_extensions()
                 else:
-                    warn(f'{NO_OPERATORS}: the build failed, see its output:'
-                         f'\n{error}\nL2VIT_MM_BUILD=cpu makes this an error.')
+                    warn(
+                        f'{NO_OPERATORS}: the build failed, see its output:'
+                        f'\n{error}\nL2VIT_MM_BUILD=cpu makes this an error.'
+                    )
                     self.extensions.clear()
 
     return Build
@@ -140,8 +155,10 @@ def plan():
     try:
         import torch
     except (ImportError, OSError) as error:
-        text = (f'the build does not see torch ({error}); to compile them: '
-                'pip install --no-build-isolation --no-deps .')
+        text = (
+            f'the build does not see torch ({error}); to compile them: '
+            'pip install --no-build-isolation --no-deps .'
+        )
         if mode != 'auto':
             sys.exit(f'l2vit-mm: L2VIT_MM_BUILD is {mode!r}, but {text}')
         warn(f'{NO_OPERATORS}: {text}')
@@ -158,8 +175,10 @@ def plan():
             cuda = {'cuda': version, 'archs': choose_archs(torch)}
             # Set before torch.utils.cpp_extension is imported, which looks for a toolkit itself.
             os.environ.update(CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=cuda['archs'])
-            print(f'l2vit-mm: kernels for the CPU and CUDA {version} ({home}): {cuda["archs"]}',
-                  flush=True)
+            print(
+                f'l2vit-mm: kernels for the CPU and CUDA {version} ({home}): {cuda["archs"]}',
+                flush=True,
+            )
     return {'ext_modules': [extension(**cuda)], 'cmdclass': {'build_ext': build_command(mode)}}
 
 

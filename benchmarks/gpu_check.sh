@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the operators for the GPU of this machine, tests them on it and measures them: under
-# 8 minutes. Needs torch, einops and nvcc, and for the tests pytest; no OpenMMLab package.
-#   benchmarks/gpu_check.sh       results go to $OUT (work_dirs/gpu); PYTHON says which Python
+# Builds the operators for the GPU of this machine, tests and benchmarks them: under 8 minutes.
+# Needs torch, einops, nvcc, and pytest for the tests; no OpenMMLab package.
+#   benchmarks/gpu_check.sh       results go to $OUT (work_dirs/gpu); PYTHON sets the interpreter
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -10,7 +10,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 failed=()
 
-part() {  # NAME SECONDS COMMAND...: runs it, keeps what it prints, and whether it failed
+part() {  # NAME SECONDS COMMAND...: runs the command, logs its output, notes whether it failed
   local name=$1 limit=$2 start=$SECONDS status
   shift 2
   echo "== $name: $*"

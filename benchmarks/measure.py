@@ -1,4 +1,5 @@
-"""Time and memory of calls on a CPU or a GPU, taken so that calls can be compared."""
+"""Measures time and memory of calls on a CPU or a GPU so that calls can be compared."""
+
 import itertools
 import math
 import statistics
@@ -8,15 +9,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-Samples = dict[str, list[float]]  # seconds of each call, one a round
+Samples = dict[str, list[float]]  # seconds of each call, one sample per round
 
 
 class Timer:
-    """Seconds that a call takes.
+    """Measures how many seconds a call takes.
 
-    On the CPU calls are repeated to fill 10 ms: what fits into the caches stays there. On a GPU one
-    call is timed by events, behind a write to 4 GB. That empties the L2 cache, and it keeps the
-    GPU busy while the call is being queued, so that the time is the GPU's own.
+    On the CPU, calls are repeated to fill 10 ms, so that what fits into the caches stays there. On
+    a GPU, events time one call after a write to 4 GB. The write empties the L2 cache and keeps the
+    GPU busy while the call is queued, so that the time is that of the GPU alone.
+
+    Args:
+        device (torch.device): where the calls run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,56 +42,64 @@ class Timer:
             call()
         return (time.perf_counter() - start) / repeats
 
-    def interleave(self, calls: dict[str, Callable[[], object]], *, rounds: int,
-                   budget: float) -> Samples:
-        """Times calls in turn, so that what else the machine does meets all of them alike.
+    def interleave(
+        self, calls: dict[str, Callable[[], object]], *, rounds: int, budget: float
+    ) -> Samples:
+        """Times calls in turn, so that other load of the machine affects all of them alike.
 
-        Every other round runs backwards.
+        Every other round runs in reverse order.
 
         Args:
-            calls (dict): what to call, by name.
-            rounds (int): how many samples of each, where the budget allows it.
-            budget (float): seconds for all of them together; three rounds there are in any case.
+            calls (dict): functions by name.
+            rounds (int): number of samples of each call, if the budget allows it.
+            budget (float): seconds for all calls together; there are at least three rounds.
+
+        Returns:
+            dict: samples by name, in seconds.
         """
         repeats, seconds = {}, {}
         for name, call in calls.items():
             seconds[name] = self(call)
-            if seconds[name] < 0.1:  # else the first call was warm-up enough
+            if seconds[name] < 0.1:  # the first call was the warm-up
                 seconds[name] = self(call)
             repeats[name] = math.ceil(0.01 / seconds[name])
         a_round = sum(repeats[name] * seconds[name] for name in calls)
         rounds = max(3, int(min(rounds, budget / a_round)))
         samples: Samples = {name: [] for name in calls}
         for index in range(rounds):
-            for name in list(calls)[::1 if index % 2 == 0 else -1]:
+            for name in list(calls)[:: 1 if index % 2 == 0 else -1]:
                 samples[name].append(self(calls[name], repeats[name]))
         return samples
 
 
 def medians(samples: Samples) -> dict[str, float]:
+    """Median time of each call in seconds."""
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
 def relative(samples: Samples, unit: str) -> dict[str, dict[str, float]]:
-    """How many times the time of the call ``unit`` each other one takes.
+    """Times of the other calls, relative to the call ``unit``.
 
     Returns:
-        dict: for each other name, ``of_medians``: the ratio of the medians; and ``paired``: the
+        dict: for each other name, ``of_medians``, the ratio of the medians, and ``paired``, the
         median of the ratios within a round, in which slow phases of the machine cancel out.
     """
     return {
         name: {
             'of_medians': statistics.median(times) / statistics.median(samples[unit]),
-            'paired': statistics.median(a / b for a, b in zip(times, samples[unit]))
-        } for name, times in samples.items() if name != unit
+            'paired': statistics.median(a / b for a, b in zip(times, samples[unit])),
+        }
+        for name, times in samples.items()
+        if name != unit
     }
 
 
-def peak_memory(call: Callable[[], Sequence[torch.Tensor]],
-                device: torch.device) -> tuple[int, int]:
-    """The most bytes that a call holds at one time, and how many of them it returns.
+def peak_memory(
+    call: Callable[[], Sequence[torch.Tensor]], device: torch.device
+) -> tuple[int, int]:
+    """Peak memory of a call, and the memory of the tensors (any shapes) that it returns, in bytes.
 
-    Exact: every allocation of torch's counts, inside operators too.
+    It is exact: it counts every allocation of torch, also inside operators.
     """
     call()
     if device.type == 'cuda':
@@ -105,6 +117,6 @@ def peak_memory(call: Callable[[], Sequence[torch.Tensor]],
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The power of x that y grows with: of the least-squares line of log y over log x."""
+    """The exponent p of y ~ x^p: the slope of the least-squares line of log y over log x."""
     xs, ys = [math.log(x) for x in xs], [math.log(y) for y in ys]
     return statistics.linear_regression(xs, ys).slope

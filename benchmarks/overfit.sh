@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Shows that whole models learn on real photos: Mask R-CNN and UPerNet on L2ViT-pico, from scratch,
-# learn four photos of COCO and three of ADE20K by heart (docs/verification.md): 17 minutes on one
-# core. Fails where box AP50 on the training photos is below 0.9 or their pixel accuracy below 95 %.
-#   benchmarks/overfit.sh DATA    DATA has coco8/ and ade_sample/; PYTHON says which Python
+# Shows that whole models learn from real photos: from scratch, Mask R-CNN and UPerNet on L2ViT-pico
+# memorize four photos of COCO and three of ADE20K (docs/verification.md): 17 minutes on one core.
+# Fails if box AP50 on the training photos is below 0.9, or their pixel accuracy below 95 %.
+#   benchmarks/overfit.sh DATA    DATA has coco8/ and ade_sample/; PYTHON sets the interpreter
 # Results go to work_dirs/overfit_*. Both configs fix the seed.
 set -euo pipefail
 data=$(cd "${1:?folder with coco8/ and ade_sample/}" && pwd)
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-part() {  # CONFIG ITERATIONS FIGURE LEAST FOLDER SETTINGS...: trains, tests, compares the figure
+part() {  # CONFIG ITERATIONS METRIC BOUND FOLDER SETTINGS...: trains, tests, compares the metric
   local name=$1 iterations=$2 figure=$3 least=$4 value
   local settings=({train,val,test}_dataloader.dataset.data_root="$data/$5" "${@:6}")
   "$PYTHON" tools/train.py "configs/$name.py" --work-dir "work_dirs/$name" \

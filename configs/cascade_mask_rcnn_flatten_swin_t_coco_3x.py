@@ -12,8 +12,11 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='FLattenSwin', arch='tiny', drop_path_rate=0.2),
-    neck=dict(in_channels=[96, 192, 384, 768]))
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)
 # As Swin's: neither bias tables nor norms decay.
 optim_wrapper = dict(
     paramwise_cfg=dict(
-        custom_keys={'.bias.table': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}))
+        custom_keys={'.bias.table': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}
+    )
+)

@@ -16,32 +16,38 @@ model = dict(
         in_channels=48,
         feat_channels=48,
         # Shapes are 16 to 80 pixels, and as wide as they are high.
-        anchor_generator=dict(scales=[4, 5.66], ratios=[1.0], strides=[4, 8, 16, 32])),
+        anchor_generator=dict(scales=[4, 5.66], ratios=[1.0], strides=[4, 8, 16, 32]),
+    ),
     roi_head=dict(
         bbox_roi_extractor=dict(
             roi_layer=dict(sampling_ratio=1),
             out_channels=48,
             featmap_strides=[4, 8, 16],
-            finest_scale=28),
-        bbox_head=dict(
-            in_channels=48, fc_out_channels=256, num_classes=8, reg_class_agnostic=True),
+            finest_scale=28,
+        ),
+        bbox_head=dict(in_channels=48, fc_out_channels=256, num_classes=8, reg_class_agnostic=True),
         mask_roi_extractor=dict(
             roi_layer=dict(sampling_ratio=1),
             out_channels=48,
             featmap_strides=[4, 8, 16],
-            finest_scale=28),
+            finest_scale=28,
+        ),
         mask_head=dict(
             num_convs=2,
             in_channels=48,
             conv_out_channels=48,
             num_classes=8,
             class_agnostic=True,
-            norm_cfg=norm_cfg)),
+            norm_cfg=norm_cfg,
+        ),
+    ),
     train_cfg=dict(
         rpn=dict(sampler=dict(num=64)),
         rpn_proposal=dict(nms_pre=200, max_per_img=100),
-        rcnn=dict(sampler=dict(num=32, pos_fraction=0.375))),
-    test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=100), rcnn=dict(max_per_img=50)))
+        rcnn=dict(sampler=dict(num=32, pos_fraction=0.375)),
+    ),
+    test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=100), rcnn=dict(max_per_img=50)),
+)
 
 data_root = 'data/shapes_seed1'
 train_dataloader = dict(dataset=dict(data_root=data_root))
@@ -58,7 +64,8 @@ param_scheduler = [
 ]
 default_hooks = dict(
     checkpoint=dict(by_epoch=False, interval=1000, max_keep_ckpts=2),
-    visualization=dict(score_thr=0.5))
+    visualization=dict(score_thr=0.5),
+)
 visualizer = dict(line_width=1)
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

@@ -16,9 +16,12 @@ model = dict(
         channels=48,
         dropout_ratio=0.0,
         num_classes=9,
-        norm_cfg=norm_cfg),
+        norm_cfg=norm_cfg,
+    ),
     auxiliary_head=dict(
-        in_channels=128, channels=48, dropout_ratio=0.0, num_classes=9, norm_cfg=norm_cfg))
+        in_channels=128, channels=48, dropout_ratio=0.0, num_classes=9, norm_cfg=norm_cfg
+    ),
+)
 
 data_root = 'data/shapes_seed1'
 train_dataloader = dict(dataset=dict(data_root=data_root))

@@ -3,8 +3,8 @@
 _base_ = 'demo_long_upernet_l2vit_pico_shapes.py'
 
 model = dict(
-    backbone=dict(
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/l2vit_pico_shapes.pth')))
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='checkpoints/l2vit_pico_shapes.pth'))
+)
 
 data_root = 'data/shapes'
 train_dataloader = dict(dataset=dict(data_root=data_root))

@@ -8,18 +8,18 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(type='FLattenCSWin', arch='tiny', drop_path_rate=0.2),
-    head=dict(in_channels=512))
+    backbone=dict(type='FLattenCSWin', arch='tiny', drop_path_rate=0.2), head=dict(in_channels=512)
+)
 train_dataloader = dict(batch_size=256)
 train_cfg = dict(max_epochs=310)
 param_scheduler = [
     dict(type='LinearLR', start_factor=2e-3, begin=0, end=20, convert_to_iter_based=True),
     dict(
-        type='CosineAnnealingLR', eta_min_ratio=2e-2, begin=20, end=300,
-        convert_to_iter_based=True),
+        type='CosineAnnealingLR', eta_min_ratio=2e-2, begin=20, end=300, convert_to_iter_based=True
+    ),
 ]
 optim_wrapper = dict(
-    optimizer=dict(lr=2e-3),
-    paramwise_cfg=dict(custom_keys={'.core.scale': dict(decay_mult=1.0)}))
+    optimizer=dict(lr=2e-3), paramwise_cfg=dict(custom_keys={'.core.scale': dict(decay_mult=1.0)})
+)
 auto_scale_lr = dict(base_batch_size=2048)
 custom_hooks = [dict(type='EMAHook', momentum=1.6e-4)]

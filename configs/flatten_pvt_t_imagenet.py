@@ -8,12 +8,13 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1), head=dict(in_channels=512))
+    backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1), head=dict(in_channels=512)
+)
 train_cfg = dict(max_epochs=310)
 param_scheduler = [
     dict(type='LinearLR', start_factor=2e-3, begin=0, end=5, convert_to_iter_based=True),
     dict(
-        type='CosineAnnealingLR', eta_min_ratio=2e-2, begin=5, end=300,
-        convert_to_iter_based=True),
+        type='CosineAnnealingLR', eta_min_ratio=2e-2, begin=5, end=300, convert_to_iter_based=True
+    ),
 ]
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'.core.scale': dict(decay_mult=1.0)}))

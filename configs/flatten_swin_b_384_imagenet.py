@@ -9,5 +9,6 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='FLattenSwin', arch='base-384', drop_path_rate=0.5),
-    head=dict(in_channels=1024))
+    head=dict(in_channels=1024),
+)
 optim_wrapper = dict(clip_grad=dict(max_norm=5.0))

@@ -7,9 +7,11 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(type='FLattenSwin', arch='tiny', drop_path_rate=0.2),
-    head=dict(in_channels=768))
+    backbone=dict(type='FLattenSwin', arch='tiny', drop_path_rate=0.2), head=dict(in_channels=768)
+)
 optim_wrapper = dict(
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
-        custom_keys={'.bias.table': dict(decay_mult=0.0), '.core.scale': dict(decay_mult=1.0)}))
+        custom_keys={'.bias.table': dict(decay_mult=0.0), '.core.scale': dict(decay_mult=1.0)}
+    ),
+)

@@ -8,8 +8,8 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(type='L2ViT', arch='base-384', drop_path_rate=0.2),
-    head=dict(in_channels=1024))
+    backbone=dict(type='L2ViT', arch='base-384', drop_path_rate=0.2), head=dict(in_channels=1024)
+)
 train_dataloader = dict(batch_size=64)
 optim_wrapper = dict(optimizer=dict(lr=4e-5), accumulative_counts=2)
 auto_scale_lr = dict(base_batch_size=512)

@@ -9,14 +9,15 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(type='L2ViT', arch='tiny', drop_path_rate=0.1), head=dict(in_channels=768))
+    backbone=dict(type='L2ViT', arch='tiny', drop_path_rate=0.1), head=dict(in_channels=768)
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, begin=0, end=20, convert_to_iter_based=True),
-    dict(
-        type='CosineAnnealingLR', eta_min=1e-6, begin=20, end=300, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=1e-6, begin=20, end=300, convert_to_iter_based=True),
 ]
 optim_wrapper = dict(
     optimizer=dict(lr=4e-3),
     accumulative_counts=4,
-    paramwise_cfg=dict(custom_keys={'.temperature': dict(decay_mult=1.0)}))
+    paramwise_cfg=dict(custom_keys={'.temperature': dict(decay_mult=1.0)}),
+)
 custom_hooks = [dict(type='EMAHook', momentum=1e-4, interval=4, update_buffers=True)]

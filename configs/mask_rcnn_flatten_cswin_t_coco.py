@@ -11,6 +11,7 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='FLattenCSWin', arch='tiny', drop_path_rate=0.1),
-    neck=dict(in_channels=[64, 128, 256, 512]))
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
 # As CSwin's segmentors: norms don't decay.
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'norm': dict(decay_mult=0.0)}))

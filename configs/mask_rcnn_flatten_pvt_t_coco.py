@@ -11,5 +11,6 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1),
-    neck=dict(in_channels=[64, 128, 320, 512]))
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

@@ -4,5 +4,5 @@
 _base_ = 'mask_rcnn_l2vit_t_coco.py'
 
 model = dict(
-    backbone=dict(arch='base', drop_path_rate=0.2),
-    neck=dict(in_channels=[128, 256, 512, 1024]))
+    backbone=dict(arch='base', drop_path_rate=0.2), neck=dict(in_channels=[128, 256, 512, 1024])
+)

@@ -17,4 +17,6 @@ strategy = dict(
         # A block's weights are gathered when it runs, and dropped after it.
         auto_wrap_policy='backbone_blocks',
         # Parameters keep their names, and what is frozen may share a unit with what is trained.
-        use_orig_params=True))
+        use_orig_params=True,
+    ),
+)

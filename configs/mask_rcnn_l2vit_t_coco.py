@@ -10,4 +10,5 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='L2ViT', arch='tiny', drop_path_rate=0.1),
-    neck=dict(in_channels=[96, 192, 384, 768]))
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)

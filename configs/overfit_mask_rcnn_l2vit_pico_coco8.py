@@ -16,12 +16,14 @@ model = dict(
         bbox_roi_extractor=dict(out_channels=64),
         bbox_head=dict(in_channels=64, fc_out_channels=256),
         mask_roi_extractor=dict(out_channels=64),
-        mask_head=dict(num_convs=2, in_channels=64, conv_out_channels=64, norm_cfg=norm_cfg)),
+        mask_head=dict(num_convs=2, in_channels=64, conv_out_channels=64, norm_cfg=norm_cfg),
+    ),
     # There are 13 objects in all: fewer samples are enough.
     train_cfg=dict(
-        rpn_proposal=dict(nms_pre=500, max_per_img=200),
-        rcnn=dict(sampler=dict(num=64))),
-    test_cfg=dict(rpn=dict(nms_pre=500, max_per_img=200)))
+        rpn_proposal=dict(nms_pre=500, max_per_img=200), rcnn=dict(sampler=dict(num=64))
+    ),
+    test_cfg=dict(rpn=dict(nms_pre=500, max_per_img=200)),
+)
 
 # Half of the photos' own size, in training and in the test, without augmentation.
 scale = (320, 320)
@@ -37,7 +39,9 @@ train_dataloader = dict(
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(type='Resize', scale=scale, keep_ratio=True),
             dict(type='PackDetInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
@@ -50,8 +54,11 @@ val_dataloader = dict(
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
-        ]))
+                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+            ),
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file='data/coco8/annotations/instances_train2017.json')
 test_evaluator = val_evaluator

@@ -15,8 +15,10 @@ model = dict(
     data_preprocessor=dict(size=scale[::-1]),
     backbone=dict(type='L2ViT', arch='pico'),
     decode_head=dict(
-        in_channels=[32, 64, 128, 192], channels=64, dropout_ratio=0.0, norm_cfg=norm_cfg),
-    auxiliary_head=dict(in_channels=128, channels=64, dropout_ratio=0.0, norm_cfg=norm_cfg))
+        in_channels=[32, 64, 128, 192], channels=64, dropout_ratio=0.0, norm_cfg=norm_cfg
+    ),
+    auxiliary_head=dict(in_channels=128, channels=64, dropout_ratio=0.0, norm_cfg=norm_cfg),
+)
 
 train_dataloader = dict(
     # All photos in every batch, so that BatchNorm sees in training what it sees in the test.
@@ -29,7 +31,9 @@ train_dataloader = dict(
             dict(type='LoadAnnotations'),
             dict(type='Resize', scale=scale),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
@@ -41,7 +45,9 @@ val_dataloader = dict(
             dict(type='Resize', scale=scale),
             dict(type='LoadAnnotations'),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 max_iters = 300

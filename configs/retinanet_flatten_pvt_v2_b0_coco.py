@@ -4,5 +4,4 @@
 #   python tools/train.py configs/retinanet_flatten_pvt_v2_b0_coco.py --backbone-checkpoint FILE
 _base_ = 'retinanet_flatten_pvt_t_coco.py'
 
-model = dict(
-    backbone=dict(type='FLattenPVTv2', arch='b0'), neck=dict(in_channels=[64, 160, 256]))
+model = dict(backbone=dict(type='FLattenPVTv2', arch='b0'), neck=dict(in_channels=[64, 160, 256]))

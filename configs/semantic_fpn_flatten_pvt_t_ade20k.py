@@ -11,4 +11,5 @@ _base_ = [
 
 model = dict(
     backbone=dict(type='FLattenPVT', arch='tiny', drop_path_rate=0.1),
-    neck=dict(in_channels=[64, 128, 320, 512]))
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)

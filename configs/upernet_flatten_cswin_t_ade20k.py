@@ -12,6 +12,7 @@ _base_ = [
 model = dict(
     backbone=dict(type='FLattenCSWin', arch='tiny', drop_path_rate=0.3),
     decode_head=dict(in_channels=[64, 128, 256, 512]),
-    auxiliary_head=dict(in_channels=256))
+    auxiliary_head=dict(in_channels=256),
+)
 # As CSwin's: norms don't decay.
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'norm': dict(decay_mult=0.0)}))

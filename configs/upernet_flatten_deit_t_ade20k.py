@@ -13,8 +13,11 @@ model = dict(
     backbone=dict(type='FLattenDeiT', arch='tiny', drop_path_rate=0.1),
     neck=dict(type='SimpleFeaturePyramid', in_channels=192, out_channels=256),
     decode_head=dict(in_channels=[256, 256, 256, 256]),
-    auxiliary_head=dict(in_channels=256))
+    auxiliary_head=dict(in_channels=256),
+)
 # As DeiT's: neither the position embedding nor norms decay.
 optim_wrapper = dict(
     paramwise_cfg=dict(
-        custom_keys={'stem.position': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}))
+        custom_keys={'stem.position': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}
+    )
+)

@@ -6,4 +6,5 @@ _base_ = 'upernet_l2vit_t_ade20k.py'
 model = dict(
     backbone=dict(arch='base'),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
-    auxiliary_head=dict(in_channels=512))
+    auxiliary_head=dict(in_channels=512),
+)

@@ -11,4 +11,5 @@ _base_ = [
 model = dict(
     backbone=dict(type='L2ViT', arch='tiny', drop_path_rate=0.3),
     decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384))
+    auxiliary_head=dict(in_channels=384),
+)

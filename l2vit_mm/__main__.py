@@ -1,4 +1,5 @@
-"""`python -m l2vit_mm`: what is installed, and which operators run here. For a report of an error."""
+"""`python -m l2vit_mm` prints what is installed and which operators run, for bug reports."""
+
 import argparse
 import os
 import platform
@@ -18,6 +19,7 @@ _TOOLBOXES = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
 
 
 def main() -> None:
+    """Prints one line per item."""
     argparse.ArgumentParser(prog='python -m l2vit_mm', description=__doc__).parse_args()
     for name, text in [*_machine(), *_operators(), *_toolboxes()]:
         print(f'{name:<12}{text}')
@@ -34,8 +36,13 @@ def _machine() -> Iterator[tuple[str, str]]:
         yield f'GPU {gpu}', f'{torch.cuda.get_device_name(gpu)}, {capability}'
     if not gpus:
         yield 'GPU', 'none'
-    yield 'CPU', (f'{os.cpu_count()} cores, torch threads: {torch.get_num_threads()}, '
-                  f'OMP_NUM_THREADS: {os.environ.get("OMP_NUM_THREADS", "not set")}')
+    yield (
+        'CPU',
+        (
+            f'{os.cpu_count()} cores, torch threads: {torch.get_num_threads()}, '
+            f'OMP_NUM_THREADS: {os.environ.get("OMP_NUM_THREADS", "not set")}'
+        ),
+    )
 
 
 def _operators() -> Iterator[tuple[str, str]]:
@@ -53,18 +60,25 @@ def _operators() -> Iterator[tuple[str, str]]:
 def _toolboxes() -> Iterator[tuple[str, str]]:
     distributions = packages_distributions()
     modules = {name: find_spec(name) for name in _TOOLBOXES}
-    # Two for one module (mmcv and mmcv-lite, say) is a broken environment: show both.
-    packages = {name: sorted(set(distributions.get(name, ())))
-                for name, module in modules.items() if module}
-    stacks = {'OneDL' if package.startswith('onedl') else 'OpenMMLab'
-              for names in packages.values() for package in names}
+    # Two packages for one module, such as mmcv and mmcv-lite, are a broken environment: show both.
+    packages = {
+        name: sorted(set(distributions.get(name, ()))) for name, module in modules.items() if module
+    }
+    stacks = {
+        'OneDL' if package.startswith('onedl') else 'OpenMMLab'
+        for names in packages.values()
+        for package in names
+    }
     yield 'MM stack', ' AND '.join(sorted(stacks)) or 'none'
     for name, module in modules.items():
         if module is None:
             yield name, 'not installed'
         else:
-            yield name, ', '.join(f'{version(package)} ({package})'
-                                  for package in packages[name]) or str(module.origin)
+            yield (
+                name,
+                ', '.join(f'{version(package)} ({package})' for package in packages[name])
+                or str(module.origin),
+            )
     yield 'mmcv._ext', _mmcv_operators()
 
 

@@ -61,8 +61,10 @@ def register_backbone(name: str, *, test_arch: str | dict[str, Any]) -> Callable
 
     def register(cls: Class) -> Class:
         if name in _backbones:
-            raise ValueError(f'name must be a new one, got {name!r}, which is registered for '
-                             f'{_backbones[name].__name__}')
+            raise ValueError(
+                f'name must be a new one, got {name!r}, which is registered for '
+                f'{_backbones[name].__name__}'
+            )
         # mmengine's root registry: mmdet, mmseg and mmpretrain all fall back to it.
         MODELS.register_module(module=cls)
         cls.test_arch = test_arch  # type: ignore[attr-defined]
@@ -86,8 +88,9 @@ def list_models() -> list[str]:
         >>> 'flatten-swin-base-384' in list_models()
         True
     """
-    return [f'{name}-{arch}' for name, cls in registered_backbones().items()
-            for arch in cls.arch_zoo]
+    return [
+        f'{name}-{arch}' for name, cls in registered_backbones().items() for arch in cls.arch_zoo
+    ]
 
 
 def find_model(name: str) -> tuple[BackboneClass, str]:

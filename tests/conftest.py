@@ -1,4 +1,5 @@
 """Settings of all tests."""
+
 import os
 
 # Several processes of tests share the processors (pytest -n): each, and each that it starts, has

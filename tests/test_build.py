@@ -1,4 +1,5 @@
 """What setup.py decides, and what it leaves behind when something is missing or fails."""
+
 import importlib.util
 import os
 import shutil
@@ -15,14 +16,14 @@ from torch.utils import cpp_extension
 REPO = Path(__file__).resolve().parent.parent
 VARIABLES = ('L2VIT_MM_BUILD', 'CUDA_HOME', 'TORCH_CUDA_ARCH_LIST')
 # An nvcc that knows where it is and what it is, but can't compile.
-NVCC = '''\
+NVCC = """\
 #!/bin/sh
 case "$*" in
   *--dryrun*) echo "#$ _NVVM_BRANCH_=nvvm"; echo "#$ _HERE_=$(dirname "$0")";;
   *--version*) echo "Cuda compilation tools, release {version}, V{version}.88";;
   *) echo "this nvcc is broken"; exit 1;;
 esac
-'''
+"""
 
 
 @pytest.fixture
@@ -55,9 +56,14 @@ def toolkit(tmp_path):
 
 def fake_torch(cuda='13.0', gpus=()):
     return SimpleNamespace(
-        __version__='2.9.0', version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(is_available=lambda: bool(gpus), device_count=lambda: len(gpus),
-                             get_device_capability=lambda index: gpus[index]))
+        __version__='2.9.0',
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_available=lambda: bool(gpus),
+            device_count=lambda: len(gpus),
+            get_device_capability=lambda index: gpus[index],
+        ),
+    )
 
 
 @pytest.mark.parametrize('way', ['itself', 'a link', 'a script', 'a link to a script'])
@@ -125,18 +131,21 @@ def test_sources_with_and_without_cuda(setup, monkeypatch, capsys, toolkit):
     monkeypatch.setattr(cpp_extension, 'CUDA_HOME', str(toolkit))
     monkeypatch.setattr(setup, 'find_cuda', lambda torch: (toolkit, '13.0'))
     monkeypatch.setenv('TORCH_CUDA_ARCH_LIST', '8.0;9.0+PTX')
-    extension, = setup.plan()['ext_modules']
+    (extension,) = setup.plan()['ext_modules']
     assert 'l2vit_mm/ops/csrc/bindings.cpp' in extension.sources
     assert any(source.endswith('.cu') for source in extension.sources)
-    assert {'-DL2VIT_MM_WITH_CUDA', '-DL2VIT_MM_CUDA="13.0"',
-            '-DL2VIT_MM_ARCHS="8.0 9.0+PTX"'} <= set(extension.extra_compile_args['cxx'])
+    assert {
+        '-DL2VIT_MM_WITH_CUDA',
+        '-DL2VIT_MM_CUDA="13.0"',
+        '-DL2VIT_MM_ARCHS="8.0 9.0+PTX"',
+    } <= set(extension.extra_compile_args['cxx'])
     assert os.environ['CUDA_HOME'] == str(toolkit)
 
     def no_cuda(torch):
         raise setup.NoCuda('THE REASON')
 
     monkeypatch.setattr(setup, 'find_cuda', no_cuda)
-    extension, = setup.plan()['ext_modules']
+    (extension,) = setup.plan()['ext_modules']
     assert not any(source.endswith('.cu') for source in extension.sources)
     assert not any('CUDA' in flag for flag in extension.extra_compile_args['cxx'])
     assert 'kernels for the CPU only: THE REASON' in capsys.readouterr().out
@@ -152,10 +161,11 @@ def project(tmp_path):
     csrc = root / 'l2vit_mm' / 'ops' / 'csrc'
     (csrc / 'cuda').mkdir(parents=True)
     shutil.copy(REPO / 'setup.py', root)
-    (root / 'pyproject.toml').write_text('[project]\nname = "l2vit-mm"\nversion = "0"\n'
-                                         '[tool.setuptools]\npackages = ["l2vit_mm"]\n')
+    (root / 'pyproject.toml').write_text(
+        '[project]\nname = "l2vit-mm"\nversion = "0"\n[tool.setuptools]\npackages = ["l2vit_mm"]\n'
+    )
     (root / 'l2vit_mm' / '__init__.py').touch()
-    (csrc / 'bindings.cpp').write_text('''
+    (csrc / 'bindings.cpp').write_text("""
 #ifdef L2VIT_MM_WITH_CUDA
 extern "C" int kernel();
 #define BUILT (kernel(), L2VIT_MM_CUDA " for " L2VIT_MM_ARCHS)
@@ -163,17 +173,23 @@ extern "C" int kernel();
 #define BUILT "cpu"
 #endif
 extern "C" __attribute__((visibility("default"))) const char* built() { return BUILT; }
-''')
+""")
     (csrc / 'cuda' / 'kernel.cu').write_text(
-        '__global__ void run() {}\nextern "C" int kernel() { run<<<1, 1>>>(); return 0; }\n')
+        '__global__ void run() {}\nextern "C" int kernel() { run<<<1, 1>>>(); return 0; }\n'
+    )
 
     def build(**variables):
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         # What an earlier build left must not be taken for a result of this one.
         (root / 'l2vit_mm' / '_C.abi3.so').write_text('old')
-        return subprocess.run([sys.executable, 'setup.py', 'build_ext', '--inplace'], cwd=root,
-                              env={**environment, **variables}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.run(
+            [sys.executable, 'setup.py', 'build_ext', '--inplace'],
+            cwd=root,
+            env={**environment, **variables},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     build.file = root / 'l2vit_mm' / '_C.abi3.so'
     return build
@@ -182,11 +198,14 @@ extern "C" __attribute__((visibility("default"))) const char* built() { return B
 def built(file):
     """What an extension of the tiny project says of itself, in a process of its own: the next
     build overwrites the file."""
-    code = ('import ctypes, sys; function = ctypes.CDLL(sys.argv[1]).built; '
-            'function.restype = ctypes.c_char_p; print(function().decode())')
+    code = (
+        'import ctypes, sys; function = ctypes.CDLL(sys.argv[1]).built; '
+        'function.restype = ctypes.c_char_p; print(function().decode())'
+    )
     # torch brings the CUDA runtime that a library with kernels needs.
-    result = subprocess.run([sys.executable, '-c', 'import torch; ' + code, str(file)], text=True,
-                            capture_output=True)
+    result = subprocess.run(
+        [sys.executable, '-c', 'import torch; ' + code, str(file)], text=True, capture_output=True
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -257,8 +276,22 @@ def test_installed_without_extension(tree, tmp_path):
     """Installed without the extension it computes, is typed, and says once how to compile it."""
     site = tmp_path / 'site'
     environment = {**os.environ, 'L2VIT_MM_BUILD': 'none'}
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps',
-                    '--no-build-isolation', '--target', site, tree], env=environment, check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'pip',
+            'install',
+            '--quiet',
+            '--no-deps',
+            '--no-build-isolation',
+            '--target',
+            site,
+            tree,
+        ],
+        env=environment,
+        check=True,
+    )
     assert not (site / 'l2vit_mm' / 'ops' / 'csrc').exists()
     assert (site / 'l2vit_mm' / 'py.typed').exists()
     code = """
@@ -274,17 +307,22 @@ assert len(caught) == 1, caught
 print(l2vit_mm.__file__, tuple(out.shape), text)
 """
     environment['PYTHONPATH'] = str(site)
-    result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=environment,
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, '-c', code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f'{site}/l2vit_mm/__init__.py (1, 5, 2, 8)')
     assert 'pip install --no-build-isolation' in result.stdout
 
 
 def test_source_distribution_has_every_source(tree):
-    subprocess.run([sys.executable, 'setup.py', '--quiet', 'sdist'], cwd=tree, check=True,
-                   env={**os.environ, 'L2VIT_MM_BUILD': 'none'})
-    archive, = (tree / 'dist').iterdir()
+    subprocess.run(
+        [sys.executable, 'setup.py', '--quiet', 'sdist'],
+        cwd=tree,
+        check=True,
+        env={**os.environ, 'L2VIT_MM_BUILD': 'none'},
+    )
+    (archive,) = (tree / 'dist').iterdir()
     with tarfile.open(archive) as tar:
         names = {name.partition('/')[2] for name in tar.getnames()}
     csrc = {str(path.relative_to(tree)) for path in (tree / 'l2vit_mm/ops/csrc').rglob('*.*')}

@@ -9,8 +9,7 @@ import pytest
 
 def run(code: str, *path: str) -> str:
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([*path, os.environ.get('PYTHONPATH', '')]))
-    result = subprocess.run([sys.executable, '-c', code], text=True,
-                            capture_output=True, env=env)
+    result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, env=env)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -47,8 +46,10 @@ assert not {m for m in found if not m.startswith('_')}, found
 
 
 @pytest.mark.train
-@pytest.mark.parametrize('order', ['import l2vit_mm, mmengine', 'import mmengine, l2vit_mm',
-                                   'import l2vit_mm, mmengine.model'])
+@pytest.mark.parametrize(
+    'order',
+    ['import l2vit_mm, mmengine', 'import mmengine, l2vit_mm', 'import l2vit_mm, mmengine.model'],
+)
 def test_backbones_are_registered_in_any_order(order):
     run(f"""
 import sys
@@ -65,9 +66,14 @@ assert OPTIM_WRAPPER_CONSTRUCTORS.get('LayerDecayOptimWrapperConstructor') is no
 
 @pytest.mark.train
 @pytest.mark.parametrize('order', ['before', 'behind'])
-@pytest.mark.parametrize('toolbox, name', [
-    ('mmdet', 'ValidRegionDetDataPreprocessor'), ('mmseg', 'ValidRegionSegDataPreProcessor'),
-    ('mmpretrain', 'ValidRegionClsDataPreprocessor')])
+@pytest.mark.parametrize(
+    'toolbox, name',
+    [
+        ('mmdet', 'ValidRegionDetDataPreprocessor'),
+        ('mmseg', 'ValidRegionSegDataPreProcessor'),
+        ('mmpretrain', 'ValidRegionClsDataPreprocessor'),
+    ],
+)
 def test_data_preprocessors_are_registered_in_any_order(toolbox, name, order):
     pytest.importorskip(toolbox)
     # A toolbox goes on without mmcv's operators if it is imported first: supply them.
@@ -84,12 +90,14 @@ assert cls.__module__.startswith('l2vit_mm.data_preprocessors.'), cls
 def test_a_module_that_is_being_imported_is_waited_for(tmp_path):
     """As when mmcv's operators are ours and a toolbox imports them before it is through."""
     (tmp_path / 'theirs.py').write_text(
-        "import l2vit_mm._import_hooks as hooks\n"
-        "hooks.import_after('theirs', 'ours')\nlate = 1\n")
+        "import l2vit_mm._import_hooks as hooks\nhooks.import_after('theirs', 'ours')\nlate = 1\n"
+    )
     (tmp_path / 'ours.py').write_text('import theirs\nprint(theirs.late)\n')
     (tmp_path / 'another.py').touch()
-    assert run('import theirs, sys; assert "ours" not in sys.modules; import another',
-               str(tmp_path)) == '1\n'
+    assert (
+        run('import theirs, sys; assert "ours" not in sys.modules; import another', str(tmp_path))
+        == '1\n'
+    )
 
 
 def test_waiting_does_not_change_how_modules_are_found(tmp_path):
@@ -105,7 +113,17 @@ assert type(theirs.__loader__).__name__ == 'SourceFileLoader' or theirs.__spec__
 import inspect; assert 'value' in inspect.getsource(theirs)
 """
     assert run(code, str(tmp_path)) == '1\n'
-    assert 'No module named' in subprocess.run(
-        [sys.executable, '-c', "import l2vit_mm._import_hooks as hooks\n"
-         "hooks.import_after('absent', 'ours')\nimport absent"], text=True, capture_output=True,
-        env=dict(os.environ)).stderr
+    assert (
+        'No module named'
+        in subprocess.run(
+            [
+                sys.executable,
+                '-c',
+                'import l2vit_mm._import_hooks as hooks\n'
+                "hooks.import_after('absent', 'ours')\nimport absent",
+            ],
+            text=True,
+            capture_output=True,
+            env=dict(os.environ),
+        ).stderr
+    )

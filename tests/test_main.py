@@ -1,4 +1,5 @@
 """`python -m l2vit_mm`, which prints the environment."""
+
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,11 +15,13 @@ from l2vit_mm.ops import extension
 @pytest.fixture
 def report(monkeypatch, capsys):
     """Runs the command; returns what it prints, line by line, under the first words."""
+
     def run():
         monkeypatch.setattr(sys, 'argv', ['l2vit_mm'])
         cli.main()
         lines = capsys.readouterr().out.splitlines()
         return {line[:12].strip(): line[12:] for line in lines}
+
     return run
 
 
@@ -31,6 +34,7 @@ def test_this_environment():
     assert lines['operators'].startswith('plain PyTorch' if extension.load_error() else 'compiled')
     if find_spec('mmengine'):
         import mmengine
+
         assert lines['MM stack'] in ('OneDL', 'OpenMMLab')
         assert lines['mmengine'].startswith(mmengine.__version__ + ' (')
 
@@ -66,8 +70,12 @@ def test_what_the_extension_was_built_for(report, monkeypatch):
 
 
 def test_gpus(report, monkeypatch):
-    for name, value in (('is_available', True), ('device_count', 2), ('get_device_name', 'T4'),
-                        ('get_device_capability', (7, 5))):
+    for name, value in (
+        ('is_available', True),
+        ('device_count', 2),
+        ('get_device_name', 'T4'),
+        ('get_device_capability', (7, 5)),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
     lines = report()
     assert lines['GPU 0'] == lines['GPU 1'] == 'T4, 7.5'
@@ -77,8 +85,9 @@ def test_two_stacks_in_one_environment(report, monkeypatch, tmp_path):
     (tmp_path / 'mmcv').mkdir()
     (tmp_path / 'mmcv' / '__init__.py').touch()
     (tmp_path / 'mmcv' / '_ext.abi3.so').touch()
-    monkeypatch.setattr(cli, 'find_spec', lambda name: compat.PathFinder.find_spec(
-        name, [str(tmp_path)]))
+    monkeypatch.setattr(
+        cli, 'find_spec', lambda name: compat.PathFinder.find_spec(name, [str(tmp_path)])
+    )
     monkeypatch.setattr(cli, 'packages_distributions', lambda: {'mmcv': ['onedl-mmcv', 'mmcv']})
     monkeypatch.setattr(cli, 'version', {'onedl-mmcv': '2.3.6', 'mmcv': '2.1.0'}.get)
     lines = report()

@@ -59,13 +59,18 @@ class AsPublished(nn.Module):
         outs = self.backbone(x)
         if not self.published.logits:
             return outs
-        for path, out in zip(self.published.stages, outs):
+        # Of L2ViT's classifier only the logits are kept, no stages.
+        for path, out in zip(self.published.stages, outs, strict=False):
             self.get_submodule(path)(out.flatten(2).transpose(1, 2))
-        features, = self.head(x)
-        return F.linear(features.mean((2, 3)), self.state['head.weight'].double(),
-                        self.state['head.bias'].double())
+        (features,) = self.head(x)
+        return F.linear(
+            features.mean((2, 3)),
+            self.state['head.weight'].double(),
+            self.state['head.bias'].double(),
+        )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', make_golden.PUBLISHED)
 def test_round_trip(name):
     expected = golden.load_all()[name]
@@ -75,7 +80,7 @@ def test_round_trip(name):
     if not make_golden.PUBLISHED[name].logits:  # else the stand-in has its backbone twice
         assert entry['params'] == expected['params']
     assert len(entry['runs']) == len(expected['runs'])
-    for run, figures in zip(entry['runs'], expected['runs']):
+    for run, figures in zip(entry['runs'], expected['runs'], strict=True):
         assert list(run) == list(figures)
         assert (run['input'], run['image_key']) == (figures['input'], figures['image_key'])
         assert list(run['outputs']) == list(figures['outputs'])
@@ -109,13 +114,16 @@ def test_command_line(monkeypatch, tmp_path, capsys):
         'from tests.test_make_golden import AsPublished\n'
         'def flatten_pvt_v2_b0(la_sr_ratios, attn_type, drop_path_rate):\n'
         '    assert (la_sr_ratios, attn_type, drop_path_rate) == ("1111", "LLLL", 0)\n'
-        '    return AsPublished("flatten_pvt_v2_b0")\n')
+        '    return AsPublished("flatten_pvt_v2_b0")\n'
+    )
     monkeypatch.syspath_prepend(tmp_path)
     make_golden.main()
     assert 'flatten-pvt-v2.json: flatten_pvt_v2_b0' in capsys.readouterr().out
     written = json.loads((tmp_path / 'flatten-pvt-v2.json').read_text())
-    assert written['flatten_pvt_v2_b0']['keys'] == golden.load('flatten-pvt-v2')[
-        'flatten_pvt_v2_b0']['keys']
+    assert (
+        written['flatten_pvt_v2_b0']['keys']
+        == golden.load('flatten-pvt-v2')['flatten_pvt_v2_b0']['keys']
+    )
 
 
 def test_detection_backbone_needs_no_mmdetection_2(tmp_path):
@@ -129,13 +137,14 @@ def test_detection_backbone_needs_no_mmdetection_2(tmp_path):
         '@BACKBONES.register_module()\n'
         'class L2ViT:\n'
         '    def __init__(self, block_type, conv_stem, drop_path_rate):\n'
-        '        print(block_type)\n')
-    code = ('from tests.golden.make_golden import PUBLISHED, build; '
-            'build(PUBLISHED["l2vit_t_det"])')
+        '        print(block_type)\n'
+    )
+    code = 'from tests.golden.make_golden import PUBLISHED, build; build(PUBLISHED["l2vit_t_det"])'
     root = Path(__file__).resolve().parents[1]
     environment = {**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{root}'}
-    result = subprocess.run([sys.executable, '-c', code], env=environment, text=True,
-                            capture_output=True)
+    result = subprocess.run(
+        [sys.executable, '-c', code], env=environment, text=True, capture_output=True
+    )
     assert result.stdout == 'mix_local_enhanced_vit\n', result.stderr
 
 

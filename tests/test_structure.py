@@ -13,12 +13,24 @@ import l2vit_mm
 
 PACKAGE = Path(l2vit_mm.__file__).parent
 # From the ground up; a room imports those before it. (docs/architecture.md)
-ROOMS = ['ops', 'layers', 'registry', 'checkpoint', 'backbones', 'necks', 'data_preprocessors',
-         'datasets', 'compat', 'engine', 'apis']
+ROOMS = [
+    'ops',
+    'layers',
+    'registry',
+    'checkpoint',
+    'backbones',
+    'necks',
+    'data_preprocessors',
+    'datasets',
+    'compat',
+    'engine',
+    'apis',
+]
 TOOLBOXES = {'mmcv', 'mmdet', 'mmseg', 'mmpretrain'}
 # Where a toolbox may be imported.
 OF_TOOLBOXES = re.compile(
-    r'l2vit_mm\.(data_preprocessors\.(det|seg|cls)|datasets\.shapes_(det|seg))')
+    r'l2vit_mm\.(data_preprocessors\.(det|seg|cls)|datasets\.shapes_(det|seg))'
+)
 FILES = sorted(PACKAGE.rglob('*.py'))
 # Imported only where another package is, or for its effect.
 OPTIONAL = re.compile(rf'{OF_TOOLBOXES.pattern}|l2vit_mm\.(_C|(.*\.)?__main__)$')
@@ -26,7 +38,8 @@ OPTIONAL = re.compile(rf'{OF_TOOLBOXES.pattern}|l2vit_mm\.(_C|(.*\.)?__main__)$'
 
 def module_of(file):
     return '.'.join(file.relative_to(PACKAGE.parent).with_suffix('').parts).removesuffix(
-        '.__init__')
+        '.__init__'
+    )
 
 
 def imports_of(file):
@@ -53,8 +66,11 @@ def test_arrows_point_down(file):
         if parts[0] in TOOLBOXES:
             assert OF_TOOLBOXES.match(module), f'{module} imports {name}'
         if parts[0] == 'mmengine':
-            assert room not in ('ops', 'layers') and parts[1:2] != ['_strategy'] or (
-                module.startswith('l2vit_mm.engine.strategies'))
+            assert (
+                room not in ('ops', 'layers')
+                and parts[1:2] != ['_strategy']
+                or (module.startswith('l2vit_mm.engine.strategies'))
+            )
         if room in ROOMS and parts[0] == 'l2vit_mm' and len(parts) > 1 and parts[1] in ROOMS:
             assert ROOMS.index(parts[1]) <= ROOMS.index(room), f'{module} imports {name}'
 

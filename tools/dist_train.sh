@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains on several GPUs; without any, in as many processes on the CPU.
+# Trains on several GPUs; on a machine without a GPU, in as many processes on the CPU.
 #   tools/dist_train.sh CONFIG GPUS [options of train.py]
-# On several machines: NNODES, NODE_RANK and MASTER_ADDR, and a PORT that is free on the first.
+# On several machines: set NNODES, NODE_RANK, MASTER_ADDR and a PORT that is free on the first one.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,/^set/s/^#  *//p' "$0" >&2; exit 2; }
 exec "${PYTHON:-python}" -m torch.distributed.run \

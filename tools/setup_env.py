@@ -1,10 +1,11 @@
 """Sets up a virtual environment with one OpenMMLab stack and this project; `make` calls it.
 
-Returns at once where the environment is up to date. Otherwise it creates what is missing and lets
-pip bring the rest to the versions in constraints.txt. It says which step is running and for how
-long; what pip and the compilers print goes to build/setup.log, and to the terminal if a step fails.
-It runs on a bare Python, so it imports the standard library only.
+If the environment is up to date it returns at once. Otherwise it creates what is missing and has
+pip install the versions in constraints.txt. It prints which step is running and for how long. The
+output of pip and the compilers goes to build/setup.log, and to the terminal if a step fails. It
+runs without any packages, so it imports the standard library only.
 """
+
 import argparse
 import fnmatch
 import hashlib
@@ -20,18 +21,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-# What an environment is made from: it is brought up to date when one of these files changes.
+# Inputs of an environment, which is updated when one of these files changes.
 INPUTS = ('pyproject.toml', 'constraints.txt', 'tools/setup_env.py')
-# What the compiled operators are made from, torch apart. They lie in the source tree, which all
-# environments share, and so does the stamp of what they were built from.
+# Inputs of the compiled operators, besides torch. The operators and the stamp of their inputs are
+# in the source tree, which all environments share.
 EXTENSION = 'l2vit_mm/_C.abi3.so'
 EXTENSION_INPUTS = ('setup.py', 'l2vit_mm/ops/csrc/**/*.[ch]*')
 EXTENSION_VARIABLES = ('L2VIT_MM_BUILD', 'TORCH_CUDA_ARCH_LIST', 'CUDA_HOME', 'CC', 'CXX')
-# torch and the libraries it loads, 5.5 GB: what a second environment takes from the first one.
-# Their small pure-Python dependencies (sympy, jinja2, numpy, ...) are left to pip.
+# torch and the libraries that it loads, 5.5 GB: a second environment uses those of the first one.
+# pip installs their small dependencies (sympy, jinja2, numpy, ...).
 TORCH_PACKAGES = ('torch', 'torchvision', 'triton', 'nvidia-*', 'cuda-*')
-# Seconds between two signs of life of a running step: on a terminal, where one line is rewritten,
-# and in a file or a CI log.
+# Seconds between two progress messages of a running step: on a terminal, where one line is
+# rewritten, and in a file or a CI log.
 HEARTBEAT_TERMINAL = 1
 HEARTBEAT_LOG = 30
 
@@ -51,7 +52,7 @@ def last_line(log: Path) -> str:
 
 
 def run(*command: object, **variables: str) -> None:
-    """Runs a command of the current step with its output in the log, and shows that it is alive.
+    """Runs a command of the current step with its output in the log, and prints its progress.
 
     Args:
         command: Program and arguments.
@@ -64,10 +65,20 @@ def run(*command: object, **variables: str) -> None:
     terminal = sys.stdout.isatty()
     log = REPO / 'build' / 'setup.log'
     with log.open('a') as file:
-        print('+', *(f'{name}={value}' for name, value in variables.items()), *command, file=file,
-              flush=True)
-        process = subprocess.Popen(command, cwd=REPO, env={**os.environ, **variables}, stdout=file,
-                                   stderr=subprocess.STDOUT)
+        print(
+            '+',
+            *(f'{name}={value}' for name, value in variables.items()),
+            *command,
+            file=file,
+            flush=True,
+        )
+        process = subprocess.Popen(
+            command,
+            cwd=REPO,
+            env={**os.environ, **variables},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
     start = time.monotonic()
     while True:
         try:
@@ -87,10 +98,11 @@ def run(*command: object, **variables: str) -> None:
 
 
 def run_steps(steps: list[tuple[str, Callable[[], None]]]) -> None:
-    """Runs steps one after the other, and says which one is running and how long each took.
+    """Runs steps in turn, and prints which one is running and how long each took.
 
     Args:
-        steps: Pairs of a phrase that completes "could not ..." and what does it.
+        steps: Pairs of a phrase that completes "could not ..." and a function. If the function
+            fails, the program exits with this message.
     """
     log = REPO / 'build' / 'setup.log'
     log.parent.mkdir(exist_ok=True)
@@ -103,9 +115,11 @@ def run_steps(steps: list[tuple[str, Callable[[], None]]]) -> None:
             step()
         except subprocess.CalledProcessError as error:
             print(log.read_bytes()[offset:].decode(errors='replace'))
-            sys.exit(f'setup: could not {title}: {error.cmd[0]} returned {error.returncode}, '
-                     f'see the output above (and in {log})')
-        # What setup.py has to say (no compiler, no CUDA, ...) must not stay in the log.
+            sys.exit(
+                f'setup: could not {title}: {error.cmd[0]} returned {error.returncode}, '
+                f'see the output above (and in {log})'
+            )
+        # Messages of setup.py (no compiler, no CUDA, ...) must also reach the terminal.
         lines = log.read_bytes()[offset:].decode(errors='replace').splitlines()
         for line in dict.fromkeys(line for line in lines if line.startswith('l2vit-mm: ')):
             print(f'      {line}')
@@ -141,8 +155,8 @@ def share_torch(source: Path, venv: Path, version: str) -> None:
     """Makes the torch packages of one environment visible in another one.
 
     They are linked into a folder of their own, which a .pth file puts *behind* the environment's
-    site-packages: pip there sees them as installed, yet can neither change nor remove them, and
-    whatever else it needs in another version it puts in front.
+    site-packages. There pip sees them as installed, but can't change or remove them; packages that
+    it needs in another version it installs into site-packages, which come first.
     """
     packages = site_packages(source, version)
     shared = venv / 'shared'
@@ -158,16 +172,20 @@ def share_torch(source: Path, venv: Path, version: str) -> None:
     (site_packages(venv, version) / 'shared.pth').write_text(f'{shared}\n')
 
 
-def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | None,
-                      state: str) -> list[tuple[str, Callable[[], None]]]:
-    """Returns the steps that make or update an environment, the compiled operators apart.
+def environment_steps(
+    venv: Path, version: str, stack: str, torch_from: Path | None, state: str
+) -> list[tuple[str, Callable[[], None]]]:
+    """Returns the steps that create or update an environment, without the compiled operators.
 
     Args:
         venv: Folder of the environment.
         version: Its Python, 'X.Y'.
         stack: Which MM stack, 'onedl' or 'openmmlab'.
         torch_from: Environment whose torch it uses, or None for a torch of its own.
-        state: What it is made from; the stamp of a finished environment holds the same text.
+        state: Hash of its inputs, with which a finished environment is stamped.
+
+    Returns:
+        Steps for :func:`run_steps`; none if the environment is up to date.
     """
     stamp = venv / 'l2vit-setup'
     complete = venv_version(venv) == version and (venv / 'bin' / 'pip').exists()
@@ -175,8 +193,15 @@ def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | N
         return []
 
     python = venv / 'bin' / 'python'
-    pip = (python, '-m', 'pip', '--disable-pip-version-check', 'install',
-           '--constraint', 'constraints.txt')
+    pip = (
+        python,
+        '-m',
+        'pip',
+        '--disable-pip-version-check',
+        'install',
+        '--constraint',
+        'constraints.txt',
+    )
     # The tools for contributors (ruff, mypy, ...) are needed once, in the main environment.
     extras = f'{stack},test' if torch_from else f'{stack},test,dev'
 
@@ -187,42 +212,60 @@ def environment_steps(venv: Path, version: str, stack: str, torch_from: Path | N
         run(*pip, '--editable', f'.[{extras}]', 'setuptools>=77', L2VIT_MM_BUILD='none')
 
     def check() -> None:
-        run(python, '-c',
-            'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless')
+        run(
+            python,
+            '-c',
+            'import torch, torchvision, cv2, mmengine, mmcv; assert cv2.version.headless',
+        )
         stamp.write_text(state)
 
     steps = []
     if not complete:
         if importlib.util.find_spec('ensurepip') is None:
-            sys.exit(f'setup: {sys.executable} cannot create virtual environments: install its '
-                     f'venv module (on Debian: apt-get install python{version}-venv)')
+            sys.exit(
+                f'setup: {sys.executable} cannot create virtual environments: install its '
+                f'venv module (on Debian: apt-get install python{version}-venv)'
+            )
         steps.append((f'create {venv}', lambda: create(venv, version)))
     if torch_from:
-        steps.append((f'link the torch of {torch_from}',
-                      lambda: share_torch(torch_from, venv, version)))
+        steps.append(
+            (f'link the torch of {torch_from}', lambda: share_torch(torch_from, venv, version))
+        )
     steps.append((f'install the packages into {venv}', install))
     # mmcv requires opencv-python, which needs libGL.so.1 and so fails on a machine without a
     # desktop. The headless build has the same files in the same folder: it must come last.
-    steps.append(('install OpenCV without a GUI',
-                  lambda: run(*pip, '--force-reinstall', '--no-deps', 'opencv-python-headless')))
+    steps.append(
+        (
+            'install OpenCV without a GUI',
+            lambda: run(*pip, '--force-reinstall', '--no-deps', 'opencv-python-headless'),
+        )
+    )
     steps.append(('import what was installed', check))
     return steps
 
 
 def extension_steps(venv: Path, packages: str) -> list[tuple[str, Callable[[], None]]]:
-    """Returns the step that builds the compiled operators, if something they depend on changed.
+    """Returns the step that builds the compiled operators, if one of their inputs has changed.
 
     Args:
-        venv: The environment whose torch they are for.
-        packages: The state of its packages, in which torch may have changed.
+        venv: Environment with the torch that they are built for.
+        packages: Hash of the inputs of that environment, as torch may have changed.
+
+    Returns:
+        Steps for :func:`run_steps`.
     """
     files = sorted(path for pattern in EXTENSION_INPUTS for path in REPO.glob(pattern))
-    state = digest([packages, *(os.environ.get(name, '') for name in EXTENSION_VARIABLES),
-                    *(shutil.which(name) or '' for name in ('c++', 'nvcc')),
-                    *(f'{path}\0{path.read_text()}' for path in files)])
+    state = digest(
+        [
+            packages,
+            *(os.environ.get(name, '') for name in EXTENSION_VARIABLES),
+            *(shutil.which(name) or '' for name in ('c++', 'nvcc')),
+            *(f'{path}\0{path.read_text()}' for path in files),
+        ]
+    )
     extension = REPO / EXTENSION
     stamp = REPO / 'build' / 'l2vit-extension'
-    # setup.py may do without it, and says why: no reason to try again with the same inputs.
+    # setup.py may skip the build and say why; with the same inputs there is no need to try again.
     if stamp.exists() and stamp.read_text() == f'{state} {extension.exists()}':
         return []
 
@@ -233,33 +276,43 @@ def extension_steps(venv: Path, packages: str) -> list[tuple[str, Callable[[], N
         run(venv / 'bin' / 'python', 'setup.py', 'build_ext', '--inplace')
         stamp.write_text(f'{state} {extension.exists()}')
 
-    return [('build the compiled operators (L2VIT_MM_BUILD=none does without them)', build)]
+    return [('build the compiled operators (L2VIT_MM_BUILD=none skips them)', build)]
 
 
 def main() -> None:
+    """Creates or updates an environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--venv', type=Path, required=True, help='folder of the environment')
-    parser.add_argument('--stack', choices=('onedl', 'openmmlab'), required=True,
-                        help='which releases of mmengine, mmcv, mmdet, mmseg and mmpretrain')
-    parser.add_argument('--torch-from', type=Path, metavar='VENV',
-                        help='use the torch of this environment, made before by this script')
+    parser.add_argument(
+        '--stack',
+        choices=('onedl', 'openmmlab'),
+        required=True,
+        help='which releases of mmengine, mmcv, mmdet, mmseg and mmpretrain',
+    )
+    parser.add_argument(
+        '--torch-from',
+        type=Path,
+        metavar='VENV',
+        help='use the torch of this environment, created before by this script',
+    )
     args = parser.parse_args()
     venv = args.venv.absolute()
     source = args.torch_from and args.torch_from.absolute()
     version = '{}.{}'.format(*sys.version_info)
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-        sys.exit(f'setup: Python must be 3.10 to 3.12, got {version} ({sys.executable}); '
-                 'choose another one, for example: make test PYTHON=python3.11')
+        sys.exit(
+            f'setup: Python must be 3.10 to 3.12, got {version} ({sys.executable}); '
+            'choose another one, for example: make test PYTHON=python3.11'
+        )
 
     parts = [version, args.stack] + [(REPO / name).read_text() for name in INPUTS]
     if source:
         if venv_version(source) != version:
-            sys.exit(f'setup: the Python of {source} must be {version}, '
-                     f'got {venv_version(source)}')
+            sys.exit(f'setup: the Python of {source} must be {version}, got {venv_version(source)}')
         parts.append(str((source / 'l2vit-setup').stat().st_mtime_ns))
     state = digest(parts)
     steps = environment_steps(venv, version, args.stack, source, state)
-    if not source:  # else they are there already, built for that torch
+    if not source:  # else they have been built already, for that torch
         steps += extension_steps(venv, state)
     if steps:
         run_steps(steps)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains under Slurm.
 #   tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [options of train.py]
-# Settings, from the environment: GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5), SRUN_ARGS.
+# Environment variables (defaults): GPUS (8), GPUS_PER_NODE (8), CPUS_PER_TASK (5), SRUN_ARGS.
 set -euo pipefail
 [ $# -ge 4 ] || { sed -n '2,/^set/s/^#  *//p' "$0" >&2; exit 2; }
 GPUS=${GPUS:-8}

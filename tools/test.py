@@ -1,9 +1,10 @@
-"""Tests a checkpoint and prints its mAP, mIoU or accuracy."""
+"""Tests a checkpoint and prints its mAP, mIoU or top-1 accuracy."""
+
 import argparse
 
 from mmengine.dist import is_main_process
 
-import l2vit_mm  # noqa: F401  (first: it supplies mmcv's ops before a toolbox asks for them)
+import l2vit_mm  # noqa: F401  (first: supplies mmcv's operators before a toolbox imports them)
 from l2vit_mm.apis.config import (
     add_common_arguments,
     draw_predictions,
@@ -17,12 +18,14 @@ from l2vit_mm.apis.runner import build_runner, summarize
 
 
 def main(argv=None):
+    """Runs the tool; None: with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--show-dir', help='folder for the test images with predictions drawn in')
+    parser.add_argument('--show-dir', help='folder for the test images with drawn predictions')
     parser.add_argument(
-        '--out', help='where to dump the predictions: a .pkl file; for segmenters a folder of PNGs')
+        '--out', help='file for the predictions, .pkl; for segmentors a folder for PNG label maps'
+    )
     add_common_arguments(parser)
     args = parse_args(parser, argv)
 
@@ -32,7 +35,7 @@ def main(argv=None):
         draw_predictions(cfg, args.show_dir)
     if args.out:
         dump_predictions(cfg, args.out)
-    check_files(cfg, ('test', ))
+    check_files(cfg, ('test',))
     metrics = build_runner(cfg).test()
     if is_main_process():
         print(summarize(metrics))

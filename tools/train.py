@@ -1,8 +1,9 @@
-"""Trains the model of a config: a detector, a segmenter or a classifier."""
+"""Trains the detector, segmentor or classifier of a config."""
+
 import argparse
 import sys
 
-import l2vit_mm  # noqa: F401  (first: it supplies mmcv's ops before a toolbox asks for them)
+import l2vit_mm  # noqa: F401  (first: supplies mmcv's operators before a toolbox imports them)
 from l2vit_mm.apis.config import (
     add_common_arguments,
     enable_amp,
@@ -19,18 +20,27 @@ from l2vit_mm.apis.runner import build_runner
 
 
 def main(argv=None):
+    """Runs the tool; None: with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('--amp', action='store_true', help='train with mixed precision')
     parser.add_argument(
-        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
-        help='go on from this checkpoint, or from the latest in the work folder if none is named')
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='resume from this checkpoint, or without a name from the latest in the work folder',
+    )
     parser.add_argument(
-        '--auto-scale-lr', action='store_true',
-        help='scale the learning rate by the actual over the config\'s base batch size')
+        '--auto-scale-lr',
+        action='store_true',
+        help="scale the learning rate by the actual batch size divided by the config's",
+    )
     parser.add_argument(
-        '--backbone-checkpoint', metavar='FILE',
-        help='file or address with ImageNet weights for the backbone, as published')
+        '--backbone-checkpoint',
+        metavar='FILE',
+        help='file or URL of weights that the backbone starts from, such as the published ones',
+    )
     add_common_arguments(parser)
     args = parse_args(parser, argv)
 
@@ -48,9 +58,12 @@ def main(argv=None):
         resume(cfg)
     seed_steps_and_samples(cfg)
     if starts_from_scratch(cfg):
-        print('warning: the backbone starts from random weights, and the published results from '
-              'ImageNet weights: --backbone-checkpoint FILE gives them (README, Published weights)',
-              file=sys.stderr)
+        print(
+            'warning: the backbone starts from random weights, but the published results start '
+            'from ImageNet weights; set them with --backbone-checkpoint FILE (README, Published '
+            'weights)',
+            file=sys.stderr,
+        )
     build_runner(cfg).train()
 
 

@@ -9,11 +9,14 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', interval=1),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='DetVisualizationHook'))
+    visualization=dict(type='DetVisualizationHook'),
+)
 visualizer = dict(
-    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')
+    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
+)
 log_processor = dict(type='LogProcessor', window_size=50, by_epoch=True)
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'))
+    dist_cfg=dict(backend='nccl'),
+)

@@ -9,12 +9,15 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=16000),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='SegVisualizationHook'))
+    visualization=dict(type='SegVisualizationHook'),
+)
 visualizer = dict(
-    type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')
+    type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
+)
 log_processor = dict(type='LogProcessor', window_size=50, by_epoch=False)
 # All training crops have one size: let cuDNN look for the fastest algorithm.
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'))
+    dist_cfg=dict(backend='nccl'),
+)

@@ -1,1 +1,1 @@
-"""What the tools call: from a config file and a command line to results."""
+"""The functions behind the tools: from a config file and a command line to results."""

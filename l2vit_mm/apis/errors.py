@@ -1,4 +1,4 @@
-"""A user's mistakes: one line each, and exit status 2."""
+"""Errors of the user: one line each, and exit status 2."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ DOC = 'docs/train.md'
 
 
 class UsageError(Exception):
-    """Bad input from the command line or the config; the text is one line for the user."""
+    """Invalid input on the command line or in the config; the message is one line."""
 
 
 def last_line(error: BaseException) -> str:
-    """The line of an error's text that says what is wrong."""
+    """The last line of an error's message, which says what is wrong."""
     return str(error).strip().splitlines()[-1]
 
 
 def run(main: Callable[[], object]) -> None:
-    """Calls a tool's ``main``; a user's mistake becomes one line on stderr and exit status 2."""
+    """Calls a tool's ``main``; errors of the user become one line on stderr and exit status 2."""
     try:
         main()
     except (UsageError, CheckpointError) as error:
         message = str(error)
-    except FileNotFoundError as error:  # found only on the way, e.g. one image of a data set
+    except FileNotFoundError as error:  # found during the run, e.g. one image of a data set
         message = f'{last_line(error)}; see {DOC}'
-    except UnpicklingError as error:  # a checkpoint that is broken, or not safe to load
+    except UnpicklingError as error:  # a checkpoint that is damaged, or not safe to load
         message = last_line(error)
     else:
         return

@@ -1,4 +1,4 @@
-"""The files that a run will read and write, checked before it begins."""
+"""Checks the files that a run will read and write before it begins."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from mmengine.utils import is_abs
 from l2vit_mm.apis.config import as_list, pretrained_init_cfgs
 from l2vit_mm.apis.errors import DOC, UsageError
 
-# mmpretrain's data sets that fetch their files themselves.
+# mmpretrain's data sets that download their files themselves.
 _SELF_DOWNLOADING = {'MNIST', 'FashionMNIST', 'CIFAR10', 'CIFAR100'}
 
 
 def check_files(cfg: Config, phases: Sequence[str]) -> None:
-    """Checks that the files that the run will read exist, and makes its work folder.
+    """Checks that the files that the run will read exist, and creates its work folder.
 
     Args:
-        cfg: the final config.
-        phases: whose dataloaders and evaluators will be used: ``'train'``, ``'val'``, ``'test'``.
+        cfg (Config): the final config.
+        phases (Sequence[str]): ``'train'``, ``'val'``, ``'test'``: phases whose data loaders and
+            evaluators will be used.
 
     Raises:
-        UsageError: if a file or folder is missing, or the work folder can't be made or written.
+        UsageError: if a file or folder is missing, or the work folder can't be created or written.
     """
     for phase in phases:
         name = f'{phase}_dataloader'
@@ -41,13 +42,13 @@ def check_files(cfg: Config, phases: Sequence[str]) -> None:
     try:
         os.makedirs(cfg.work_dir, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"work-dir: can't make {cfg.work_dir}: {error.strerror}") from error
+        raise UsageError(f"work-dir: can't create {cfg.work_dir}: {error.strerror}") from error
     if not os.access(cfg.work_dir, os.W_OK):
         raise UsageError(f"work-dir: can't write to {cfg.work_dir}")
 
 
 def _innermost_datasets(dataset: object) -> Iterator[dict]:
-    """Yields the configs of the data sets with files, out of wrappers such as RepeatDataset."""
+    """Yields the configs of the data sets inside wrappers such as RepeatDataset."""
     for item in as_list(dataset):
         if isinstance(item, dict):
             inner = item.get('datasets', item.get('dataset'))
@@ -58,7 +59,7 @@ def _innermost_datasets(dataset: object) -> Iterator[dict]:
 
 
 def _data_paths(dataset: dict) -> Iterator[str]:
-    """Yields the paths that a data set will open, joined as mmengine's BaseDataset joins them."""
+    """Yields the paths that a data set will open, joined as mmengine's BaseDataset does."""
     backend = (dataset.get('backend_args') or {}).get('backend', 'local')
     if backend != 'local' or dataset.get('type') in _SELF_DOWNLOADING:
         return
@@ -73,6 +74,6 @@ def _data_paths(dataset: dict) -> Iterator[str]:
 
 
 def _check_exists(path: str, what: str) -> None:
-    # Paths with a scheme (https://, torchvision://, s3://) are the loader's business.
+    # Paths with a scheme (https://, torchvision://, s3://) are left to the loader.
     if '://' not in path and not os.path.exists(path):
         raise UsageError(f"{what}: {path} doesn't exist; see {DOC}")

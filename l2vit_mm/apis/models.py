@@ -17,27 +17,32 @@ from l2vit_mm.registry import find_model, list_models
 __all__ = ['get_model', 'list_models', 'load_backbone']
 
 
-def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike | None = None,
-              num_classes: int = 1000, **kwargs: Any) -> BaseModule:
-    """A backbone, or mmpretrain's classifier on it. (Detectors and segmentors have configs.)
+def get_model(
+    name: str,
+    task: str = 'backbone',
+    pretrained: str | os.PathLike | None = None,
+    num_classes: int = 1000,
+    **kwargs: Any,
+) -> BaseModule:
+    """Builds a backbone, or mmpretrain's classifier on it. (For other tasks there are configs.)
 
     Args:
         name (str): one of :func:`~l2vit_mm.list_models`.
-        task (str): 'backbone', or 'classifier', which needs mmpretrain: called with images
-            (B, 3, h, w), normalized as for training, it gives logits (B, num_classes).
-        pretrained (str | os.PathLike, optional): a published file, or one that was trained here.
-        num_classes (int): of the classifier.
-        kwargs: arguments of the backbone's class. A classifier's ``out_indices`` is the last stage
-            unless given.
+        task (str): 'backbone', or 'classifier', which needs mmpretrain. A classifier takes images
+            (B, 3, h, w), normalized as in training, and returns logits (B, num_classes).
+        pretrained (str | os.PathLike, optional): a published file, or one trained here.
+        num_classes (int): number of classes of the classifier.
+        kwargs: arguments of the backbone's class. ``out_indices`` of a classifier defaults to the
+            last stage.
 
     Returns:
-        BaseModule: in training mode, as modules are when they are made.
+        BaseModule: the model, in training mode.
 
     Raises:
-        ValueError: for another ``name`` or ``task``.
-        FileNotFoundError: if there is no such file.
-        CheckpointError: if the file doesn't fit.
-        pickle.UnpicklingError: if it is damaged, or holds more than weights.
+        ValueError: if ``name`` or ``task`` is unknown.
+        FileNotFoundError: if the file does not exist.
+        CheckpointError: if the file does not fit the model.
+        pickle.UnpicklingError: if the file is damaged, or holds more than weights.
 
     Example:
         >>> import torch, l2vit_mm
@@ -48,17 +53,20 @@ def get_model(name: str, task: str = 'backbone', pretrained: str | os.PathLike |
     if task not in ('backbone', 'classifier'):
         raise ValueError(f"task must be 'backbone' or 'classifier', got {task!r}")
     if task == 'backbone':
-        return (cls(arch, **kwargs) if pretrained is None else
-                load_backbone(pretrained, name, **kwargs))
-    with torch.device('meta'):  # which stage is the last one, and its channels
+        return (
+            cls(arch, **kwargs) if pretrained is None else load_backbone(pretrained, name, **kwargs)
+        )
+    with torch.device('meta'):  # for the number of stages and the channels of the last one
         whole = cls(arch)
     kwargs.setdefault('out_indices', (whole.num_stages - 1,))
     cfg = dict(
         type='ImageClassifier',
         backbone=dict(type=cls.__name__, arch=arch, **kwargs),
         neck=dict(type='GlobalAveragePooling'),
-        head=dict(type='LinearClsHead', num_classes=num_classes,
-                  in_channels=whole.out_channels[-1]))
+        head=dict(
+            type='LinearClsHead', num_classes=num_classes, in_channels=whole.out_channels[-1]
+        ),
+    )
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # whatever a Runner has set
         model = MODELS.build(cfg)
     if pretrained is None:

@@ -1,4 +1,4 @@
-"""From a config to a runner, and from its metrics to one line."""
+"""Builds runners from configs, and summarizes their metrics in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from l2vit_mm.apis.errors import UsageError
 from l2vit_mm.backbones import BaseBackbone
 from l2vit_mm.compat.distributed import init_cpu_group
 
-# What people compare, by the metric's name without its prefix: a label and a format.
+# Label and format of the main metrics, by their name without its prefix.
 _HEADLINES = {
     'bbox_mAP': ('box mAP', '.3f'),
     'segm_mAP': ('mask mAP', '.3f'),
@@ -23,17 +23,22 @@ _HEADLINES = {
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Builds the mmengine runner that the config asks for.
+    """Builds the mmengine runner of a config.
 
     Raises:
-        UsageError: if processes are missing for it, or the model's parts don't fit together.
+        UsageError: if it needs several processes and there is one, if the launcher needs a GPU and
+            there is none, or if the parts of the model don't fit together.
     """
     if cfg.launcher == 'none' and (cfg.get('strategy') or {}).get('type') == 'ShardedStrategy':
-        raise UsageError('strategy: ShardedStrategy shares the model out among processes, which '
-                         'tools/dist_train.sh and tools/dist_test.sh start')
+        raise UsageError(
+            'strategy: ShardedStrategy shards the model across several processes; '
+            'start them with tools/dist_train.sh or tools/dist_test.sh'
+        )
     if cfg.launcher != 'none' and get_device() == 'cpu':
         if cfg.launcher != 'pytorch':
-            raise UsageError(f'--launcher: {cfg.launcher} needs a GPU; without one: pytorch')
+            raise UsageError(
+                f'--launcher must be pytorch on a machine without a GPU, got {cfg.launcher}'
+            )
         init_cpu_group(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
@@ -43,22 +48,27 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def summarize(metrics: dict) -> str:
-    """Puts the figures that people compare on one line, e.g. ``box mAP 0.437  mask mAP 0.396``."""
-    known = [(*_HEADLINES[name.split('/')[-1]], value) for name, value in metrics.items()
-             if name.split('/')[-1] in _HEADLINES]
+    """Formats the main metrics in one line, e.g. ``box mAP 0.437  mask mAP 0.396``."""
+    known = [
+        (*_HEADLINES[name.split('/')[-1]], value)
+        for name, value in metrics.items()
+        if name.split('/')[-1] in _HEADLINES
+    ]
     known = known or [(name, '', value) for name, value in metrics.items()]
     return '  '.join(f'{label} {value:{spec}}' for label, spec, value in known) or (
-        'no metric: the model predicted nothing, or the config has no evaluator that scores')
+        'no metrics: the model predicted nothing, or the config has no evaluator with metrics'
+    )
 
 
 def check_channels(model: nn.Module) -> None:
-    """Checks what takes the maps of one of our backbones: a neck, or a segmentor's head.
+    """Checks ``in_channels`` of the neck, or of a segmentor's heads, against the backbone's maps.
 
     Args:
-        model (nn.Module): detector, segmentor or classifier.
+        model (nn.Module): a detector, segmentor or classifier; it is checked if its backbone is a
+            :class:`~l2vit_mm.backbones.BaseBackbone`.
 
     Raises:
-        UsageError: if its ``in_channels`` aren't those of the maps; it gives the right ones.
+        UsageError: if they differ; it names the expected ones.
     """
     backbone = getattr(model, 'backbone', None)
     if not isinstance(backbone, BaseBackbone):
@@ -82,4 +92,5 @@ def check_channels(model: nn.Module) -> None:
                 f'model.{name}.in_channels must be {expected}, got {found}: '
                 f'{type(backbone).__name__} with out_indices={backbone.out_indices} returns '
                 f'{len(channels)} maps with {", ".join(map(str, channels))} channels, strides '
-                f'{", ".join(map(str, backbone.out_strides))}')
+                f'{", ".join(map(str, backbone.out_strides))}'
+            )

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 
-def resolve_arch(arch: str | dict[str, Any], arch_zoo: Mapping[str, dict[str, Any]],
-                 optional: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_arch(
+    arch: str | dict[str, Any], arch_zoo: Mapping[str, dict[str, Any]], optional: Mapping[str, Any]
+) -> dict[str, Any]:
     """Looks an architecture up, or checks one of the user's own.
 
     Args:
@@ -34,17 +35,21 @@ def resolve_arch(arch: str | dict[str, Any], arch_zoo: Mapping[str, dict[str, An
         raise TypeError(f'arch must be one of {names} or a dict, got {arch!r}')
     required = next(iter(arch_zoo.values())).keys() - optional.keys()
     if not required <= arch.keys() <= required | optional.keys():
-        raise ValueError(f'arch must have the keys {_listed(required)}, and may have '
-                         f'{_listed(optional)}, got {_listed(arch)}')
+        raise ValueError(
+            f'arch must have the keys {_listed(required)}, and may have '
+            f'{_listed(optional)}, got {_listed(arch)}'
+        )
     lengths = {key: len(arch[key]) for key in sorted(required) if isinstance(arch[key], Sequence)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f'arch must have one entry per stage in each list, got lengths {lengths}')
     channels, heads = (
         arch[key] if isinstance(arch[key], Sequence) else (arch[key],)
-        for key in ('channels', 'num_heads'))
+        for key in ('channels', 'num_heads')
+    )
     if any(c % h for c, h in zip(channels, heads, strict=True)):
-        raise ValueError(f'arch must have channels that are multiples of num_heads, got {channels} '
-                         f'and {heads}')
+        raise ValueError(
+            f'arch must have channels that are multiples of num_heads, got {channels} and {heads}'
+        )
     return {**optional, **arch}
 
 
@@ -62,6 +67,6 @@ def drop_path_rates(drop_path_rate: float, depths: Sequence[int]) -> Iterator[fl
     Raises:
         ValueError: if the rate is out of range.
     """
-    if not 0. <= drop_path_rate < 1.:
+    if not 0.0 <= drop_path_rate < 1.0:
         raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate}')
-    return iter(torch.linspace(0., drop_path_rate, sum(depths), device='cpu').tolist())
+    return iter(torch.linspace(0.0, drop_path_rate, sum(depths), device='cpu').tolist())

@@ -79,24 +79,43 @@ class BaseBackbone(BaseModule, ABC):
         return super().__new__(cls)
 
     @abstractmethod
-    def __init__(self, *, in_channels: int, channels: Sequence[int], strides: Sequence[int],
-                 stem: nn.Module, stages: Iterable[Iterable[nn.Module]],
-                 downsamples: Iterable[nn.Module] = (), stage_norms: Iterable[nn.Module] = (),
-                 out_indices: Sequence[int] | None = None, frozen_stages: int = -1,
-                 norm_eval: bool = False, with_cp: bool = False, output_norm: bool = True,
-                 pretrained: str | None = None,
-                 init_cfg: InitCfg = None) -> None:
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        stem: nn.Module,
+        stages: Iterable[Iterable[nn.Module]],
+        downsamples: Iterable[nn.Module] = (),
+        stage_norms: Iterable[nn.Module] = (),
+        out_indices: Sequence[int] | None = None,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        output_norm: bool = True,
+        pretrained: str | None = None,
+        init_cfg: InitCfg = None,
+    ) -> None:
         if pretrained is not None:
             if init_cfg is not None:
-                raise ValueError(f'only one of pretrained and init_cfg must be given, got '
-                                 f'{pretrained!r} and {init_cfg}')
+                raise ValueError(
+                    f'only one of pretrained and init_cfg must be given, got '
+                    f'{pretrained!r} and {init_cfg}'
+                )
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         count = len(channels)
         indices = tuple(range(count)) if out_indices is None else out_indices
-        if (not isinstance(indices, Sequence) or not indices or len(set(indices)) < len(indices)
-                or any(index not in range(count) for index in indices)):
-            raise ValueError('out_indices must be a sequence of different stages from 0 to '
-                             f'{count - 1}, got {out_indices}')
+        if (
+            not isinstance(indices, Sequence)
+            or not indices
+            or len(set(indices)) < len(indices)
+            or any(index not in range(count) for index in indices)
+        ):
+            raise ValueError(
+                'out_indices must be a sequence of different stages from 0 to '
+                f'{count - 1}, got {out_indices}'
+            )
         if frozen_stages not in range(-1, count + 1):
             raise ValueError(f'frozen_stages must be from -1 to {count}, got {frozen_stages!r}')
         super().__init__(init_cfg=init_cfg)
@@ -159,8 +178,10 @@ class BaseBackbone(BaseModule, ABC):
             ValueError: if the shape is another.
         """
         if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
-            raise ValueError(f'x must have the shape (B, {self.in_channels}, h >= 1, w >= 1), got '
-                             f'{tuple(x.shape)}')
+            raise ValueError(
+                f'x must have the shape (B, {self.in_channels}, h >= 1, w >= 1), got '
+                f'{tuple(x.shape)}'
+            )
         if hasattr(x, 'valid_hw'):
             valid_hw = x.valid_hw if valid_hw is None else valid_hw
             x = x.as_subclass(Tensor)
@@ -188,15 +209,23 @@ class BaseBackbone(BaseModule, ABC):
         batch, _, height, width = x.shape
         if valid_hw is None:
             return DenseLayout(batch, height, width)
-        if (not isinstance(valid_hw, Tensor) or valid_hw.shape != (batch, 2)
-                or valid_hw.is_floating_point()):
-            found = (f'{valid_hw.dtype} of the shape {tuple(valid_hw.shape)}'
-                     if isinstance(valid_hw, Tensor) else f'a {type(valid_hw).__name__}')
+        if (
+            not isinstance(valid_hw, Tensor)
+            or valid_hw.shape != (batch, 2)
+            or valid_hw.is_floating_point()
+        ):
+            found = (
+                f'{valid_hw.dtype} of the shape {tuple(valid_hw.shape)}'
+                if isinstance(valid_hw, Tensor)
+                else f'a {type(valid_hw).__name__}'
+            )
             raise ValueError(f'valid_hw must be a tensor of integers, ({batch}, 2), got {found}')
         sizes = [(h, w) for h, w in valid_hw.tolist()]
         if not all(1 <= h <= height and 1 <= w <= width for h, w in sizes):
-            raise ValueError(f'valid_hw must have heights from 1 to {height} and widths from 1 to '
-                             f'{width}, got {sizes}')
+            raise ValueError(
+                f'valid_hw must have heights from 1 to {height} and widths from 1 to '
+                f'{width}, got {sizes}'
+            )
         if all(size == (height, width) for size in sizes):
             return DenseLayout(batch, height, width)
         return PackedLayout.of_sizes(sizes)
@@ -213,9 +242,10 @@ class BaseBackbone(BaseModule, ABC):
         if self.frozen_stages < 0:
             return []
         return [
-            self.stem, *self.stages[:self.frozen_stages],
-            *self.downsamples[:max(self.frozen_stages - 1, 0)],
-            *self.stage_norms[:self.frozen_stages]
+            self.stem,
+            *self.stages[: self.frozen_stages],
+            *self.downsamples[: max(self.frozen_stages - 1, 0)],
+            *self.stage_norms[: self.frozen_stages],
         ]
 
     def train(self, mode: bool = True) -> Self:
@@ -242,8 +272,9 @@ class BaseBackbone(BaseModule, ABC):
         super().init_weights()
         self.init_cfg = init_cfg
         for cfg in pretrained:
-            load_pretrained(self, cfg['checkpoint'], cfg.get('map_location') or 'cpu',
-                            cfg.get('prefix'))
+            load_pretrained(
+                self, cfg['checkpoint'], cfg.get('map_location') or 'cpu', cfg.get('prefix')
+            )
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """The depth of a parameter, for layer-wise learning rates.
@@ -261,15 +292,15 @@ class BaseBackbone(BaseModule, ABC):
         num_layers = sum(depths) + 2
         if not param_name.startswith(prefix):
             return num_layers - 1, num_layers
-        kind, *rest = param_name[len(prefix):].split('.')
+        kind, *rest = param_name[len(prefix) :].split('.')
         if kind == 'stem':
             return 0, num_layers
         if kind == 'downsamples':
-            return sum(depths[:int(rest[0]) + 1]) + 1, num_layers
+            return sum(depths[: int(rest[0]) + 1]) + 1, num_layers
         if kind == 'stage_norms':
-            return sum(depths[:int(rest[0]) + 1]), num_layers
+            return sum(depths[: int(rest[0]) + 1]), num_layers
         if kind == 'stages':
-            return sum(depths[:int(rest[0])]) + int(rest[1]) + 1, num_layers
+            return sum(depths[: int(rest[0])]) + int(rest[1]) + 1, num_layers
         return num_layers - 1, num_layers
 
     def is_output_norm(self, name: str) -> bool:
@@ -302,8 +333,9 @@ def _check_keywords(cls: type, kwargs: dict[str, Any]) -> None:
         if name not in accepted:
             near = get_close_matches(name, accepted, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ''
-            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument '{name}'"
-                            + hint)
+            raise TypeError(
+                f"{cls.__name__}.__init__() got an unexpected keyword argument '{name}'" + hint
+            )
 
 
 def _keywords(cls: type) -> Iterator[str]:

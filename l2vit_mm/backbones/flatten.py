@@ -53,8 +53,9 @@ class FLattenBackbone(BaseBackbone):
     """
 
     # Keys that an architecture may leave out.
-    arch_defaults: ClassVar[dict[str, Any]] = dict(mlp_ratio=4., attn_types='LLSS',
-                                                   pretrain_size=224)
+    arch_defaults: ClassVar[dict[str, Any]] = dict(
+        mlp_ratio=4.0, attn_types='LLSS', pretrain_size=224
+    )
     norm_eps = 1e-5
     depthwise_mlp = False
     block_types = (TransformerBlock,)
@@ -65,20 +66,33 @@ class FLattenBackbone(BaseBackbone):
         ('stages.#.#.norm2.', 'stages.#.#.mlp_norm.'),
         ('stages.#.#.attn.scale$', 'stages.#.#.attn.core.scale$', 'c -> 1 1 c'),
         ('stages.#.#.attn.dwc.', 'stages.#.#.attn.core.dwc.'),
-        ('stages.#.#.attn.positional_encoding$', 'stages.#.#.attn.core.position.table$',
-         'h w c -> 1 (h w) c'),
+        (
+            'stages.#.#.attn.positional_encoding$',
+            'stages.#.#.attn.core.position.table$',
+            'h w c -> 1 (h w) c',
+        ),
         ('head.', None),
     )
 
-    def __init__(self, arch: str | dict[str, Any], in_channels: int = 3, attn_types: str | None = None,
-                 attention: str = 'focused', focusing_factor: float = 3, kernel_size: int = 5,
-                 pretrain_size: int | None = None, drop_path_rate: float = 0.,
-                 options: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        arch: str | dict[str, Any],
+        in_channels: int = 3,
+        attn_types: str | None = None,
+        attention: str = 'focused',
+        focusing_factor: float = 3,
+        kernel_size: int = 5,
+        pretrain_size: int | None = None,
+        drop_path_rate: float = 0.0,
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         # (A module takes plain values before its own __init__.)
         given = dict(options or {}, attn_types=attn_types, pretrain_size=pretrain_size)
         self.settings = self.resolve(arch) | {k: v for k, v in given.items() if v is not None}
         self.channels, self.depths, self.num_heads = (
-            self.settings[key] for key in ('channels', 'depths', 'num_heads'))
+            self.settings[key] for key in ('channels', 'depths', 'num_heads')
+        )
         self.attn_types = split_attn_types(self.settings['attn_types'], self.depths)
         self.attention = attention
         self.focusing_factor = focusing_factor
@@ -89,10 +103,15 @@ class FLattenBackbone(BaseBackbone):
         self.check_options()
         stages = range(len(self.depths))
         super().__init__(
-            in_channels=in_channels, channels=self.channels,
-            strides=[self.stride(stage) for stage in stages], stem=self.make_stem(in_channels),
-            downsamples=self.make_downsamples(), stages=self._make_stages(drop_path_rate),
-            stage_norms=self.make_stage_norms(), **kwargs)
+            in_channels=in_channels,
+            channels=self.channels,
+            strides=[self.stride(stage) for stage in stages],
+            stem=self.make_stem(in_channels),
+            downsamples=self.make_downsamples(),
+            stages=self._make_stages(drop_path_rate),
+            stage_norms=self.make_stage_norms(),
+            **kwargs,
+        )
 
     @classmethod
     def resolve(cls, arch: str | dict[str, Any]) -> dict[str, Any]:
@@ -102,10 +121,20 @@ class FLattenBackbone(BaseBackbone):
     def _make_stages(self, drop_path_rate: float) -> Iterator[list[nn.Module]]:
         rates = drop_path_rates(drop_path_rate, self.depths)
         ratios = self.settings.get('mlp_ratios') or (self.settings['mlp_ratio'],) * len(self.depths)
-        return ([TransformerBlock(self.channels[stage], self.make_attention(stage, block), ratio,
-                                  next(rates), self.norm_eps, self.depthwise_mlp)
-                 for block in range(depth)]
-                for stage, (depth, ratio) in enumerate(zip(self.depths, ratios, strict=True)))
+        return (
+            [
+                TransformerBlock(
+                    self.channels[stage],
+                    self.make_attention(stage, block),
+                    ratio,
+                    next(rates),
+                    self.norm_eps,
+                    self.depthwise_mlp,
+                )
+                for block in range(depth)
+            ]
+            for stage, (depth, ratio) in enumerate(zip(self.depths, ratios, strict=True))
+        )
 
     def check_options(self) -> None:
         """Raises a ValueError for a setting of the family that is out of range."""
@@ -137,8 +166,14 @@ class FLattenBackbone(BaseBackbone):
             stage (int): the stage.
             key_size (int): side, in tokens, of the keys' map while pretraining.
         """
-        return build_attention(self.attention, self.channels[stage], self.num_heads[stage],
-                               (key_size, key_size), self.focusing_factor, self.kernel_size)
+        return build_attention(
+            self.attention,
+            self.channels[stage],
+            self.num_heads[stage],
+            (key_size, key_size),
+            self.focusing_factor,
+            self.kernel_size,
+        )
 
     def map_size(self, stage: int) -> int:
         """Side of a stage's map while pretraining, in tokens."""
@@ -162,16 +197,21 @@ def split_attn_types(attn_types: str, depths: Sequence[int]) -> list[str]:
     if len(attn_types) == 1:
         attn_types *= len(depths)
     if len(attn_types) == len(depths):
-        attn_types = ''.join(letter * depth
-                             for letter, depth in zip(attn_types, depths, strict=True))
+        attn_types = ''.join(
+            letter * depth for letter, depth in zip(attn_types, depths, strict=True)
+        )
     if len(attn_types) != sum(depths):
-        raise ValueError(f'attn_types must have one letter, one per stage ({len(depths)}) or one '
-                         f'per block ({sum(depths)}), got {attn_types!r}')
+        raise ValueError(
+            f'attn_types must have one letter, one per stage ({len(depths)}) or one '
+            f'per block ({sum(depths)}), got {attn_types!r}'
+        )
     letters = iter(attn_types)
     return [''.join(next(letters) for _ in range(depth)) for depth in depths]
 
 
-def check_per_stage(name: str, values: Sequence[int | None], depths: Sequence[int], optional: bool) -> None:
+def check_per_stage(
+    name: str, values: Sequence[int | None], depths: Sequence[int], optional: bool
+) -> None:
     """Checks an argument that has one size per stage.
 
     Args:
@@ -183,8 +223,16 @@ def check_per_stage(name: str, values: Sequence[int | None], depths: Sequence[in
     Raises:
         ValueError: unless there is a number from 1 for each stage.
     """
-    if (not isinstance(values, Sequence) or len(values) != len(depths)
-            or not all((optional and value is None) or (isinstance(value, int) and value >= 1)
-                       for value in values)):
-        raise ValueError(f'{name} must be {len(depths)} numbers from 1, one per stage'
-                         + (', or None among them' if optional else '') + f', got {values!r}')
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != len(depths)
+        or not all(
+            (optional and value is None) or (isinstance(value, int) and value >= 1)
+            for value in values
+        )
+    ):
+        raise ValueError(
+            f'{name} must be {len(depths)} numbers from 1, one per stage'
+            + (', or None among them' if optional else '')
+            + f', got {values!r}'
+        )

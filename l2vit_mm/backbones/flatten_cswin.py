@@ -1,4 +1,5 @@
 """FLatten-CSwin (arXiv 2308.00442)."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -58,13 +59,23 @@ class CrossShapedAttention(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Tokens (..., C) to tokens (..., C)."""
         shares = (part.chunk(len(self.branches), -1) for part in self.qkv(x).chunk(3, -1))
-        outs = [branch(q, k, v, layout) for branch, q, k, v in zip(self.branches, *shares, strict=True)]
+        outs = [
+            branch(q, k, v, layout) for branch, q, k, v in zip(self.branches, *shares, strict=True)
+        ]
         return self.proj(outs[0] if len(outs) == 1 else torch.cat(outs, -1))
 
 
-@register_backbone('flatten-cswin', test_arch=dict(
-    channels=(8, 16, 32), depths=(1, 2, 1), num_heads=(1, 2, 4), attn_types='LSS',
-    split_sizes=(1, 2, 3), pretrain_size=32))
+@register_backbone(
+    'flatten-cswin',
+    test_arch=dict(
+        channels=(8, 16, 32),
+        depths=(1, 2, 1),
+        num_heads=(1, 2, 4),
+        attn_types='LSS',
+        split_sizes=(1, 2, 3),
+        pretrain_size=32,
+    ),
+)
 class FLattenCSWin(FLattenBackbone):
     """FLatten-CSwin (arXiv 2308.00442): a CSWin (arXiv 2107.00652) with linear attention.
 
@@ -96,14 +107,31 @@ class FLattenCSWin(FLattenBackbone):
     """
 
     arch_zoo = {
-        'tiny': dict(channels=(64, 128, 256, 512), depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16),
-                     split_sizes=(1, 2, 7, 7)),
-        'small': dict(channels=(64, 128, 256, 512), depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16),
-                      split_sizes=(1, 2, 7, 7)),
-        'base': dict(channels=(96, 192, 384, 768), depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32),
-                     split_sizes=(1, 2, 7, 7)),
-        'base-384': dict(channels=(96, 192, 384, 768), depths=(3, 6, 29, 2),
-                         num_heads=(4, 8, 16, 32), split_sizes=(1, 2, 12, 12), pretrain_size=384),
+        'tiny': dict(
+            channels=(64, 128, 256, 512),
+            depths=(2, 4, 18, 1),
+            num_heads=(2, 4, 8, 16),
+            split_sizes=(1, 2, 7, 7),
+        ),
+        'small': dict(
+            channels=(64, 128, 256, 512),
+            depths=(2, 4, 32, 2),
+            num_heads=(2, 4, 8, 16),
+            split_sizes=(1, 2, 7, 7),
+        ),
+        'base': dict(
+            channels=(96, 192, 384, 768),
+            depths=(3, 6, 29, 2),
+            num_heads=(4, 8, 16, 32),
+            split_sizes=(1, 2, 7, 7),
+        ),
+        'base-384': dict(
+            channels=(96, 192, 384, 768),
+            depths=(3, 6, 29, 2),
+            num_heads=(4, 8, 16, 32),
+            split_sizes=(1, 2, 12, 12),
+            pretrain_size=384,
+        ),
     }
     published_names = NameTable(
         ('stage1_conv_embed.0.', 'stem.proj.'),
@@ -117,30 +145,41 @@ class FLattenCSWin(FLattenBackbone):
         (f'{_BRANCH}get_v.', f'{_BRANCH}lepe.'),
         (f'{_BRANCH}scale$', f'{_BRANCH}core.scale$', 'c -> 1 1 c'),
         (f'{_BRANCH}dwc.', f'{_BRANCH}core.dwc.'),
-        (f'{_BRANCH}positional_encoding$', f'{_BRANCH}core.position.table$',
-         'h w c -> 1 (h w) c'),
+        (f'{_BRANCH}positional_encoding$', f'{_BRANCH}core.position.table$', 'h w c -> 1 (h w) c'),
         ('norm.', 'norm3.'),
         *FLattenBackbone.published_names.rows,
     )
 
-    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, split_sizes: Sequence[int] | None = None,
-                 linear_window_size: Sequence[int | None] | None = None, **kwargs: Any) -> None:
-        super().__init__(arch, options=dict(split_sizes=split_sizes,
-                                            linear_window_size=linear_window_size), **kwargs)
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'tiny',
+        *,
+        split_sizes: Sequence[int] | None = None,
+        linear_window_size: Sequence[int | None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            arch,
+            options=dict(split_sizes=split_sizes, linear_window_size=linear_window_size),
+            **kwargs,
+        )
 
     def check_options(self) -> None:
         self.split_sizes = self.settings['split_sizes']
         check_per_stage('split_sizes', self.split_sizes, self.depths, optional=False)
-        self.linear_window_size = self.settings.get('linear_window_size',
-                                                    (None,) * len(self.depths))
+        self.linear_window_size = self.settings.get(
+            'linear_window_size', (None,) * len(self.depths)
+        )
         check_per_stage('linear_window_size', self.linear_window_size, self.depths, optional=True)
 
     def make_stem(self, in_channels: int) -> nn.Module:
         return PatchEmbedding(in_channels, self.channels[0], 7, 4, padding=2)
 
     def make_downsamples(self) -> Iterator[nn.Module]:
-        return (PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
-                for stage in range(1, len(self.depths)))
+        return (
+            PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
+            for stage in range(1, len(self.depths))
+        )
 
     def make_attention(self, stage: int, block: int) -> nn.Module:
         channels, heads = self.channels[stage], self.num_heads[stage]
@@ -154,9 +193,13 @@ class FLattenCSWin(FLattenBackbone):
             branches = [StripeAttention(channels, SoftmaxAttention(heads), None)]
         else:
             if heads % 2:
-                raise ValueError('arch must have even num_heads where softmax blocks attend in two '
-                                 f'directions, got {self.num_heads}')
+                raise ValueError(
+                    'arch must have even num_heads where softmax blocks attend in two '
+                    f'directions, got {self.num_heads}'
+                )
             split = self.split_sizes[stage]
-            branches = [StripeAttention(channels // 2, SoftmaxAttention(heads // 2), window)
-                        for window in (Window(None, split), Window(split, None))]
+            branches = [
+                StripeAttention(channels // 2, SoftmaxAttention(heads // 2), window)
+                for window in (Window(None, split), Window(split, None))
+            ]
         return CrossShapedAttention(channels, branches)

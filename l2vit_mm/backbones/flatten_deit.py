@@ -14,8 +14,9 @@ from l2vit_mm.layers import PatchEmbedding, PositionTable, SelfAttention, Softma
 from l2vit_mm.registry import register_backbone
 
 
-@register_backbone('flatten-deit', test_arch=dict(channels=8, depth=3, num_heads=2,
-                                                  pretrain_size=64))
+@register_backbone(
+    'flatten-deit', test_arch=dict(channels=8, depth=3, num_heads=2, pretrain_size=64)
+)
 class FLattenDeiT(FLattenBackbone):
     """FLatten-DeiT (arXiv 2308.00442): a DeiT (arXiv 2012.12877) with linear attention, without
     class token: a plain backbone, whose maps all have stride 16.
@@ -50,8 +51,13 @@ class FLattenDeiT(FLattenBackbone):
     norm_eps = 1e-6
     published_names = NameTable()  # no code was released
 
-    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, out_indices: Sequence[int] | None = None,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'tiny',
+        *,
+        out_indices: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if out_indices is None:
             out_indices = (len(self.resolve(arch)['depths']) - 1,)
         super().__init__(arch, out_indices=out_indices, **kwargs)
@@ -60,8 +66,12 @@ class FLattenDeiT(FLattenBackbone):
     def resolve(cls, arch: str | dict[str, Any]) -> dict[str, Any]:
         settings = resolve_arch(arch, cls.arch_zoo, cls.arch_defaults)
         depth = settings['depth']
-        return {**settings, 'channels': (settings['channels'],) * depth, 'depths': (1,) * depth,
-                'num_heads': (settings['num_heads'],) * depth}
+        return {
+            **settings,
+            'channels': (settings['channels'],) * depth,
+            'depths': (1,) * depth,
+            'num_heads': (settings['num_heads'],) * depth,
+        }
 
     def stride(self, stage: int) -> int:
         return self.settings['patch_size']
@@ -70,14 +80,17 @@ class FLattenDeiT(FLattenBackbone):
         patch, size = self.settings['patch_size'], self.map_size(0)
         position = PositionTable(self.channels[0], (size, size))
         nn.init.trunc_normal_(position.table, std=0.02)
-        return PatchEmbedding(in_channels, self.channels[0], patch, patch, norm=False,
-                              position=position)
+        return PatchEmbedding(
+            in_channels, self.channels[0], patch, patch, norm=False, position=position
+        )
 
     def make_downsamples(self) -> Iterator[nn.Module]:
         return iter(())
 
     def make_attention(self, stage: int, block: int) -> nn.Module:
-        core = (self.linear_core(stage, self.map_size(stage))
-                if self.attn_types[stage][block] == 'L' else
-                SoftmaxAttention(self.num_heads[stage]))
+        core = (
+            self.linear_core(stage, self.map_size(stage))
+            if self.attn_types[stage][block] == 'L'
+            else SoftmaxAttention(self.num_heads[stage])
+        )
         return SelfAttention(self.channels[stage], core)

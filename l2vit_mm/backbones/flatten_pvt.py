@@ -20,8 +20,14 @@ from l2vit_mm.registry import register_backbone
 
 _CHANNELS, _HEADS, _MLP_RATIOS = (64, 128, 320, 512), (1, 2, 5, 8), (8, 8, 4, 4)
 _SOFTMAX_SR_RATIOS = (8, 4, 2, 1)
-_TEST_ARCH = dict(channels=(8, 16), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 2),
-                  attn_types='LL', pretrain_size=32)
+_TEST_ARCH = dict(
+    channels=(8, 16),
+    depths=(1, 2),
+    num_heads=(1, 2),
+    mlp_ratios=(2, 2),
+    attn_types='LL',
+    pretrain_size=32,
+)
 
 
 @register_backbone('flatten-pvt', test_arch=_TEST_ARCH)
@@ -54,8 +60,9 @@ class FLattenPVT(FLattenBackbone):
 
     arch_zoo = {
         name: dict(channels=_CHANNELS, depths=depths, num_heads=_HEADS, mlp_ratios=_MLP_RATIOS)
-        for name, depths in dict(tiny=(2, 2, 2, 2), small=(3, 4, 6, 3), medium=(3, 4, 18, 3),
-                                 large=(3, 8, 27, 3)).items()
+        for name, depths in dict(
+            tiny=(2, 2, 2, 2), small=(3, 4, 6, 3), medium=(3, 4, 18, 3), large=(3, 8, 27, 3)
+        ).items()
     }
     arch_defaults = dict(attn_types='LLLL', pretrain_size=224)
     norm_eps = 1e-6  # of the blocks; the other norms have 1e-5
@@ -68,12 +75,20 @@ class FLattenPVT(FLattenBackbone):
         ('stages.#.#.attn.norm.', 'stages.#.#.attn.reduction_norm.'),
         *FLattenBackbone.published_names.rows,
         ('pos_embed1$', 'stem.position.table$', 'h w c -> 1 (h w) c'),
-        *((f'pos_embed{i + 2}$', f'downsamples.{i}.position.table$', 'h w c -> 1 (h w) c')
-          for i in range(3)),
+        *(
+            (f'pos_embed{i + 2}$', f'downsamples.{i}.position.table$', 'h w c -> 1 (h w) c')
+            for i in range(3)
+        ),
     )
 
-    def __init__(self, arch: str | dict[str, Any] = 'tiny', *, sr_ratios: Sequence[int] | None = None,
-                 output_norm: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'tiny',
+        *,
+        sr_ratios: Sequence[int] | None = None,
+        output_norm: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(arch, output_norm=output_norm, options=dict(sr_ratios=sr_ratios), **kwargs)
 
     def check_options(self) -> None:
@@ -83,8 +98,10 @@ class FLattenPVT(FLattenBackbone):
         return self._embedding(in_channels, 0, 4)
 
     def make_downsamples(self) -> Iterator[nn.Module]:
-        return (self._embedding(self.channels[stage - 1], stage, 2)
-                for stage in range(1, len(self.depths)))
+        return (
+            self._embedding(self.channels[stage - 1], stage, 2)
+            for stage in range(1, len(self.depths))
+        )
 
     def _embedding(self, in_channels: int, stage: int, stride: int) -> nn.Module:
         size = self.map_size(stage)
@@ -125,14 +142,21 @@ class FLattenPVTv2(FLattenBackbone):
     """
 
     arch_zoo = {
-        'b0': dict(channels=(32, 64, 160, 256), depths=(2, 2, 2, 2), num_heads=_HEADS,
-                   mlp_ratios=_MLP_RATIOS),
+        'b0': dict(
+            channels=(32, 64, 160, 256),
+            depths=(2, 2, 2, 2),
+            num_heads=_HEADS,
+            mlp_ratios=_MLP_RATIOS,
+        ),
         **{
             name: dict(channels=_CHANNELS, depths=depths, num_heads=_HEADS, mlp_ratios=ratios)
             for name, depths, ratios in (
-                ('b1', (2, 2, 2, 2), _MLP_RATIOS), ('b2', (3, 4, 6, 3), _MLP_RATIOS),
-                ('b3', (3, 4, 18, 3), _MLP_RATIOS), ('b4', (3, 8, 27, 3), _MLP_RATIOS),
-                ('b5', (3, 6, 40, 3), (4, 4, 4, 4)))
+                ('b1', (2, 2, 2, 2), _MLP_RATIOS),
+                ('b2', (3, 4, 6, 3), _MLP_RATIOS),
+                ('b3', (3, 4, 18, 3), _MLP_RATIOS),
+                ('b4', (3, 8, 27, 3), _MLP_RATIOS),
+                ('b5', (3, 6, 40, 3), (4, 4, 4, 4)),
+            )
         },
     }
     arch_defaults = FLattenPVT.arch_defaults
@@ -141,16 +165,27 @@ class FLattenPVTv2(FLattenBackbone):
     published_names = NameTable(
         *((f'norm{i + 1}.', f'stage_norms.{i}.') for i in range(4)),
         # FLatten-PVT's, but for its norm and position tables.
-        *(row for row in FLattenPVT.published_names.rows
-          if not row[0].startswith(('norm.', 'pos_embed'))),
+        *(
+            row
+            for row in FLattenPVT.published_names.rows
+            if not row[0].startswith(('norm.', 'pos_embed'))
+        ),
         ('stages.#.#.mlp.dwconv.dwconv.', 'stages.#.#.mlp.dwconv.'),
     )
 
-    def __init__(self, arch: str | dict[str, Any] = 'b0', *, sr_ratios: Sequence[int] | None = None,
-                 output_norm: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'b0',
+        *,
+        sr_ratios: Sequence[int] | None = None,
+        output_norm: bool = False,
+        **kwargs: Any,
+    ) -> None:
         if output_norm:
-            raise ValueError('output_norm must be False, as the stages of FLattenPVTv2 end in '
-                             'norms of their own, got True')
+            raise ValueError(
+                'output_norm must be False, as the stages of FLattenPVTv2 end in '
+                'norms of their own, got True'
+            )
         super().__init__(arch, output_norm=False, options=dict(sr_ratios=sr_ratios), **kwargs)
 
     def check_options(self) -> None:
@@ -160,8 +195,10 @@ class FLattenPVTv2(FLattenBackbone):
         return PatchEmbedding(in_channels, self.channels[0], 7, 4, padding=3)
 
     def make_downsamples(self) -> Iterator[nn.Module]:
-        return (PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
-                for stage in range(1, len(self.depths)))
+        return (
+            PatchEmbedding(self.channels[stage - 1], self.channels[stage], 3, 2, padding=1)
+            for stage in range(1, len(self.depths))
+        )
 
     def make_attention(self, stage: int, block: int) -> nn.Module:
         return make_reduced_attention(self, stage, block)
@@ -176,7 +213,7 @@ class FLattenPVTv2(FLattenBackbone):
         if isinstance(module, nn.Conv2d):
             kernel = module.kernel_size[0] * module.kernel_size[1]
             fan_out = kernel * module.out_channels // module.groups
-            nn.init.normal_(module.weight, std=(2 / fan_out)**0.5)
+            nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         else:
@@ -199,6 +236,9 @@ def make_reduced_attention(backbone: FLattenBackbone, stage: int, block: int) ->
     else:
         reduction = 1 if linear else _SOFTMAX_SR_RATIOS[stage]
     key_size = -(-backbone.map_size(stage) // reduction)
-    core = (backbone.linear_core(stage, key_size) if linear else
-            SoftmaxAttention(backbone.num_heads[stage]))
+    core = (
+        backbone.linear_core(stage, key_size)
+        if linear
+        else SoftmaxAttention(backbone.num_heads[stage])
+    )
     return SpatialReductionAttention(backbone.channels[stage], core, reduction)

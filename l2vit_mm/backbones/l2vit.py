@@ -1,4 +1,5 @@
 """L2ViT (arXiv 2501.16182): window attention and linear global attention in turn."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -35,13 +36,15 @@ class WindowBlock(nn.Module):
         window_size (int): side of the windows in tokens.
     """
 
-    def __init__(self, channels: int, num_heads: int, mlp_ratio: float, drop_path: float,
-                 window_size: int) -> None:
+    def __init__(
+        self, channels: int, num_heads: int, mlp_ratio: float, drop_path: float, window_size: int
+    ) -> None:
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
-        self.attn = SelfAttention(channels, SoftmaxAttention(num_heads),
-                                  Window(window_size, window_size))
+        self.attn = SelfAttention(
+            channels, SoftmaxAttention(num_heads), Window(window_size, window_size)
+        )
         self.cpe2 = ConditionalPositionEncoding(channels)
         self.mlp_norm = nn.LayerNorm(channels)
         self.mlp = MLP(channels, mlp_ratio)
@@ -66,8 +69,14 @@ class LinearBlock(nn.Module):
         norm_cfg (dict): config of the module's BatchNorm.
     """
 
-    def __init__(self, channels: int, num_heads: int, mlp_ratio: float, drop_path: float,
-                 norm_cfg: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_path: float,
+        norm_cfg: dict[str, Any],
+    ) -> None:
         super().__init__()
         self.cpe1 = ConditionalPositionEncoding(channels)
         self.attn_norm = nn.LayerNorm(channels)
@@ -86,8 +95,10 @@ class LinearBlock(nn.Module):
         return x + self.drop_path(self.mlp(self.mlp_norm(x), layout), layout)
 
 
-@register_backbone('l2vit', test_arch=dict(
-    channels=(8, 16), depths=(2, 2), num_heads=(1, 2), window_size=3, mlp_ratio=2.))
+@register_backbone(
+    'l2vit',
+    test_arch=dict(channels=(8, 16), depths=(2, 2), num_heads=(1, 2), window_size=3, mlp_ratio=2.0),
+)
 class L2ViT(BaseBackbone):
     """The backbone of "The Linear Attention Resurrection in Vision Transformer" (L2ViT,
     arXiv 2501.16182).
@@ -126,12 +137,16 @@ class L2ViT(BaseBackbone):
     arch_zoo = {
         'pico': dict(channels=(32, 64, 128, 192), depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 6)),
         'tiny': dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24)),
-        'small': dict(channels=(96, 192, 384, 768), depths=(2, 2, 18, 2),
-                      num_heads=(3, 6, 12, 24)),
-        'base': dict(channels=(128, 256, 512, 1024), depths=(2, 2, 18, 2),
-                     num_heads=(4, 8, 16, 32)),
-        'base-384': dict(channels=(128, 256, 512, 1024), depths=(2, 2, 18, 2),
-                         num_heads=(4, 8, 16, 32), window_size=12),
+        'small': dict(channels=(96, 192, 384, 768), depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24)),
+        'base': dict(
+            channels=(128, 256, 512, 1024), depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32)
+        ),
+        'base-384': dict(
+            channels=(128, 256, 512, 1024),
+            depths=(2, 2, 18, 2),
+            num_heads=(4, 8, 16, 32),
+            window_size=12,
+        ),
     }
 
     published_names = NameTable(
@@ -156,11 +171,17 @@ class L2ViT(BaseBackbone):
 
     block_types = (WindowBlock, LinearBlock)
 
-    def __init__(self, arch: str | dict[str, Any] = 'tiny', in_channels: int = 3,
-                 window_size: int | None = None, drop_path_rate: float = 0.,
-                 norm_cfg: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'tiny',
+        in_channels: int = 3,
+        window_size: int | None = None,
+        drop_path_rate: float = 0.0,
+        norm_cfg: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         norm_cfg = dict(type='BN') if norm_cfg is None else norm_cfg
-        settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.))
+        settings = resolve_arch(arch, self.arch_zoo, optional=dict(window_size=7, mlp_ratio=4.0))
         channels, depths, num_heads = (settings[k] for k in ('channels', 'depths', 'num_heads'))
         if window_size is None:
             window_size = settings['window_size']
@@ -173,11 +194,17 @@ class L2ViT(BaseBackbone):
             return LinearBlock(*size, norm_cfg) if block % 2 else WindowBlock(*size, window_size)
 
         super().__init__(
-            in_channels=in_channels, channels=channels,
+            in_channels=in_channels,
+            channels=channels,
             strides=[4 * 2**stage for stage in range(len(depths))],
             stem=ConvStem(in_channels, channels[0], norm_cfg),
-            downsamples=(Downsample(before, after)
-                         for before, after in zip(channels, channels[1:], strict=False)),
-            stages=([make_block(stage, block) for block in range(depth)]
-                    for stage, depth in enumerate(depths)),
-            **kwargs)
+            downsamples=(
+                Downsample(before, after)
+                for before, after in zip(channels, channels[1:], strict=False)
+            ),
+            stages=(
+                [make_block(stage, block) for block in range(depth)]
+                for stage, depth in enumerate(depths)
+            ),
+            **kwargs,
+        )

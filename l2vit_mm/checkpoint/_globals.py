@@ -1,8 +1,9 @@
 """What a checkpoint may contain besides tensors.
 
-NumPy's own unpickling functions are not memory safe: ``dtype.__setstate__`` takes any flags, and
-numbers flagged as Python objects are pointers that the file has chosen. So the names in a file mean
-the stand-ins below, which make the same arrays, scalars and log histories from checked parts.
+NumPy's own unpickling functions are not memory safe: ``dtype.__setstate__`` accepts any flags, and
+numbers flagged as Python objects are pointers that the file has chosen. So the names in a file are
+resolved to the stand-ins below, which build the same arrays, scalars and log histories from checked
+parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mmengine.logging import HistoryBuffer
 
 
 class _DType:
-    """``numpy.dtype`` of numbers and strings."""
+    """Stands in for ``numpy.dtype``: numbers and strings only."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
         if not re.fullmatch(r'[biufcSU]\d{1,9}', code):
@@ -33,7 +34,7 @@ class _DType:
 
 
 class _Array(np.ndarray):
-    """An array that only accepts a ``_DType``; saved again, it is an ordinary array."""
+    """Stands in for ``numpy.ndarray`` of a ``_DType``; saved again, it is an ordinary array."""
 
     def __new__(cls) -> _Array:
         return super().__new__(cls, (0,), 'b')
@@ -48,12 +49,14 @@ class _Array(np.ndarray):
 
 
 class _History(HistoryBuffer):
-    """mmengine's log history without the functions that a file gives it; saved again, it is an
-    ordinary one."""
+    """Stands in for mmengine's log history, without the functions that a file adds to it.
+
+    Saved again, it is an ordinary one.
+    """
 
     def __setstate__(self, state: dict) -> None:
-        # mmengine's adds the file's functions to those of the class, and sets any attribute. The
-        # numbers are all that is needed, as plain arrays and not as an _Array.
+        # mmengine's own adds functions of the file to the class and sets any attribute. Only the
+        # numbers are needed, as plain arrays and not as an _Array.
         self._set_default_statistics()
         self.max_length = int(state['max_length'])
         self._log_history = np.array(state['_log_history'])
@@ -77,7 +80,7 @@ def _empty_bytes() -> bytes:
 
 def _getattr(owner: object, name: str) -> Any:
     # HistoryBuffer pickles its four statistics as getattr(HistoryBuffer, 'mean') and so on.
-    # The real getattr would hand a file the attributes of everything that it may name.
+    # The real getattr would give a file the attributes of every object that it may name.
     if owner is _History and name in ('min', 'max', 'mean', 'current'):
         return getattr(owner, name)
     raise pickle.UnpicklingError(f'getattr of {name!r}')
@@ -98,13 +101,14 @@ _HARMLESS = {
 
 @contextmanager
 def only_harmless_globals() -> Iterator[None]:
-    """Adds the stand-ins to torch's list, before the user's additions of the same names."""
+    """Adds the stand-ins to torch's list, in place of the user's entries of the same names."""
     before = torch.serialization.get_safe_globals()
     ours: list[Any] = [(stand_in, name) for stand_in, names in _HARMLESS.items() for name in names]
     names = {name for _, name in ours}
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(
-        [entry for entry in before if _global_name(entry) not in names] + ours)
+        [entry for entry in before if _global_name(entry) not in names] + ours
+    )
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""State dicts of backbones: under whatever names, and at whatever size they were trained."""
+"""Loading of backbones' state dicts, with published names or ours, of any image size."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ if TYPE_CHECKING:
 
 
 def adapt(backbone: BaseBackbone, state: Mapping[str, Any]) -> tuple[dict[str, Any], LoadReport]:
-    """A state dict under our names or the published ones, as one of a backbone.
+    """Converts a state dict, with our names or the published ones, to one of a backbone.
 
-    A classifier has no output norms for the earlier stages: they keep what they are. Stages that
-    the backbone has not built, as no map of theirs is returned, are skipped.
+    A classifier has no output norms for the earlier stages: these keep their initial values. Stages
+    that the backbone has not built, because their maps are not returned, are skipped.
 
     Args:
         backbone (BaseBackbone): the backbone.
-        state (dict): name, without prefix, to tensor.
+        state (dict): names, without prefix, to tensors.
 
     Returns:
-        tuple[dict, LoadReport]: the state dict under our names, tables resized, without what is
-        skipped; what doesn't fit is in it as it is. And the report.
+        tuple[dict, LoadReport]: the state dict with our names and resized tables, without what is
+        skipped (what doesn't fit is left in it unchanged), and the report.
     """
     own = backbone.state_dict()
-    tables = {f'{name}.table': module for name, module in backbone.named_modules()
-              if isinstance(module, ResizedTable)}
+    tables = {
+        f'{name}.table': module
+        for name, module in backbone.named_modules()
+        if isinstance(module, ResizedTable)
+    }
     adapted: dict[str, Any] = {}
     report = LoadReport()
     for key, value in state.items():
@@ -53,20 +56,22 @@ def adapt(backbone: BaseBackbone, state: Mapping[str, Any]) -> tuple[dict[str, A
             value = value.reshape(own[name].shape)
         adapted[name] = value
     report.initialized = [
-        name for name in own if backbone.is_output_norm(name) and name not in adapted]
+        name for name in own if backbone.is_output_norm(name) and name not in adapted
+    ]
     adapted.update((name, own[name]) for name in report.initialized)
     return adapted, report.compare(adapted, own)
 
 
-def check_and_log(backbone: BaseBackbone, state: Mapping[str, Any], report: LoadReport,
-                  name: str | None = None) -> None:
+def check_and_log(
+    backbone: BaseBackbone, state: Mapping[str, Any], report: LoadReport, name: str | None = None
+) -> None:
     """Logs the report of :func:`adapt`.
 
     Args:
         backbone (BaseBackbone): the backbone.
         state (dict): what :func:`adapt` was given.
         report (LoadReport): its report.
-        name (str, optional): what to call the backbone. None: by its class.
+        name (str, optional): the backbone's name in the log. None: the name of its class.
 
     Raises:
         CheckpointError: if the state dict doesn't fit; it says which architecture it looks like.
@@ -76,28 +81,40 @@ def check_and_log(backbone: BaseBackbone, state: Mapping[str, Any], report: Load
     report.check_and_log(name or type(backbone).__name__, hint)
 
 
-def adapt_before_loading(backbone: nn.Module, state_dict: dict[str, Any], prefix: str,
-                         *args: object) -> None:
-    """A backbone's load_state_dict pre-hook: torch's and mmengine's loaders both call it, before
-    they look at the backbone's children."""
+def adapt_before_loading(
+    backbone: nn.Module, state_dict: dict[str, Any], prefix: str, *args: object
+) -> None:
+    """Calls :func:`adapt` in place: the load_state_dict pre-hook of a backbone.
+
+    torch's and mmengine's loaders both call it before they load the backbone's children.
+
+    Args:
+        backbone (nn.Module): the backbone.
+        state_dict (dict): names to tensors; those that begin with ``prefix`` are replaced.
+        prefix (str): what precedes the backbone's names.
+        args: further arguments of the hook, not used.
+    """
     names = [name for name in state_dict if name.startswith(prefix)]
-    state = {name[len(prefix):]: state_dict.pop(name) for name in names}
+    state = {name[len(prefix) :]: state_dict.pop(name) for name in names}
     adapted, _ = adapt(backbone, state)  # type: ignore[arg-type]
     state_dict.update((prefix + name, value) for name, value in adapted.items())
 
 
-def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
-                    map_location: str | torch.device = 'cpu',
-                    prefix: str | None = None) -> LoadReport:
-    """Loads a file into a backbone, all of it, and logs what became of its tensors.
+def load_pretrained(
+    backbone: BaseBackbone,
+    file: str | os.PathLike,
+    map_location: str | torch.device = 'cpu',
+    prefix: str | None = None,
+) -> LoadReport:
+    """Loads a file into a backbone strictly, and logs what became of its tensors.
 
     Args:
         backbone (BaseBackbone): the backbone.
-        file (str | os.PathLike): file or address: a published file, one made from it here, or the
-            checkpoint of a detector, segmentor or classifier with such a backbone.
+        file (str | os.PathLike): path or URL of a published file, of a file converted from it, or
+            of the checkpoint of a detector, segmentor or classifier with such a backbone.
         map_location (str | torch.device): as in ``torch.load``.
         prefix (str, optional): what precedes the backbone's names in the file. None:
-            ``'backbone.'``, where there are such names.
+            ``'backbone.'`` if there are such names, else nothing.
 
     Returns:
         LoadReport: what became of the tensors.
@@ -105,8 +122,8 @@ def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
     Raises:
         CheckpointError: if a parameter is missing (output norms may be), unexpected or of another
             shape; it lists them, and says which architecture the file looks like.
-        FileNotFoundError: if there is no such file.
-        pickle.UnpicklingError: if it is damaged, or holds more than weights.
+        FileNotFoundError: if the file does not exist.
+        pickle.UnpicklingError: if the file is damaged, or holds more than weights.
     """
     from mmengine.runner import CheckpointLoader
 
@@ -114,8 +131,11 @@ def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
     state = unwrap(checkpoint)
     if prefix is not None:
         prefix = prefix.removesuffix('.') + '.'
-        part = {name.removeprefix(prefix): value for name, value in state.items()
-                if name.startswith(prefix)}
+        part = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
         rest = {name: value for name, value in state.items() if not name.startswith(prefix)}
     else:
         part, rest = backbone_part(state)
@@ -129,7 +149,7 @@ def load_pretrained(backbone: BaseBackbone, file: str | os.PathLike,
 
 
 def load_backbone(file: str | os.PathLike, name: str, **kwargs: Any) -> BaseBackbone:
-    """A backbone with the weights of a file.
+    """Builds a backbone and loads the weights of a file.
 
     Args:
         file (str | os.PathLike): as for :func:`load_pretrained`.
@@ -137,10 +157,10 @@ def load_backbone(file: str | os.PathLike, name: str, **kwargs: Any) -> BaseBack
         kwargs: arguments of the backbone's class.
 
     Returns:
-        BaseBackbone: in training mode, as modules are when they are made.
+        BaseBackbone: the backbone, in training mode.
 
     Raises:
-        ValueError: if there is no such model.
+        ValueError: if there is no model of that name.
         CheckpointError, FileNotFoundError, pickle.UnpicklingError: see :func:`load_pretrained`.
     """
     cls, arch = find_model(name)
@@ -150,19 +170,22 @@ def load_backbone(file: str | os.PathLike, name: str, **kwargs: Any) -> BaseBack
 
 
 def candidates(state: Mapping[str, Any]) -> list[str]:
-    """Which models the most names and sizes of a backbone's state dict agree with.
+    """The models that a backbone's state dict looks like, by its names and numbers of elements.
 
     Args:
-        state (dict): name, published or ours, to tensor.
+        state (dict): names, published or ours, to tensors.
 
     Returns:
-        list[str]: of :func:`~l2vit_mm.list_models`; several that agree alike; none if less than
-        half of the names agree.
+        list[str]: names of :func:`~l2vit_mm.list_models` with the best match: several if they match
+        equally well, none if no more than half of the names match.
     """
     scores: dict[str, float] = {}
     for prefix, cls in registered_backbones().items():
-        names = {cls.published_names.ours(name): value for name, value in state.items()
-                 if isinstance(value, Tensor)}
+        names = {
+            cls.published_names.ours(name): value
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
         names.pop(None, None)
         for arch in cls.arch_zoo:
             own = _numels(prefix, arch)
@@ -173,7 +196,7 @@ def candidates(state: Mapping[str, Any]) -> list[str]:
 
 
 def looks_like(state: Mapping[str, Any]) -> str:
-    """:func:`candidates` as text: several joined by "or", empty if there is none."""
+    """:func:`candidates` as text, joined by "or"; empty if there is none."""
     return ' or '.join(candidates(state))
 
 

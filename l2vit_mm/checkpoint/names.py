@@ -1,4 +1,4 @@
-"""Names of published state dicts and ours, both ways."""
+"""Translation between the names in published state dicts and ours."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import cache
 from einops import rearrange
 from torch import Tensor
 
-# A published classifier's names, and mmpretrain's.
+# Names of the head in published classifiers, and in mmpretrain's.
 HEAD = {'head.weight': 'head.fc.weight', 'head.bias': 'head.fc.bias'}
-# Precedes the names of what a file that was converted here keeps of the published one.
+# Prefix of tensors of a published file that a converted file keeps but the model doesn't use.
 KEPT = 'published.'
 
 
 class NameTable:
-    """A table of names, read in both directions.
+    """A table of published names and ours, used in both directions.
 
     Args:
-        rows (tuple): how a published name begins, and ours; the complete name where both end in
-            ``$``. ``#`` is a number, the same in both. Ours is None for what is skipped when
-            loading. A third entry is the einops pattern that makes the published tensor from ours.
-            Toward our names the rows are applied one after the other, toward the published ones
-            backward.
+        rows (tuple): prefixes of the published name and of ours, or whole names if both end in
+            ``$``. ``#`` stands for a number, the same in both. Ours is None for what is skipped
+            when loading. An optional third entry is the einops pattern that turns our tensor into
+            the published one. Rows are applied in order from published names to ours, and in
+            reverse order in the other direction.
 
     Example:
         >>> table = NameTable(('blocks.#.norm1.', 'stages.#.attn_norm.'), ('head.', None))
@@ -35,7 +35,7 @@ class NameTable:
         self.rows = rows
 
     def ours(self, name: str) -> str | None:
-        """Our name for a published one, itself for one of ours, None for what is skipped."""
+        """Our name for a published one; our names are returned as they are, None means skipped."""
         if name.startswith(KEPT):
             return None
         for published, ours, *_ in self.rows:
@@ -46,7 +46,7 @@ class NameTable:
         return name
 
     def published(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        """The published name for one of ours, and the tensor in the published shape."""
+        """The published name for one of ours, and the tensor (any shape) in the published shape."""
         for published, ours, *shape in reversed(self.rows):
             if ours is not None and _pattern(ours).match(name):
                 name = _pattern(ours).sub(_replacement(published), name)

@@ -1,4 +1,4 @@
-"""What became of the tensors of a checkpoint."""
+"""Reports on what became of the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class LoadReport:
     """What became of the tensors of a checkpoint that was loaded into a model.
 
     Attributes:
-        loaded (list[str]): names, the model's, of what the checkpoint has for it.
-        missing (list[str]): the model's names that the checkpoint lacks.
-        unexpected (list[str]): the checkpoint's names that the model lacks.
+        loaded (list[str]): names, in the model, of the tensors from the checkpoint.
+        missing (list[str]): names in the model that the checkpoint lacks.
+        unexpected (list[str]): names in the checkpoint that the model lacks.
         mismatched (list[str]): names of tensors of another shape.
-        resized (list[str]): names of tables that were resized to the model's map or window sizes.
-        skipped (list[str]): the checkpoint's names that such a model has no use for: heads, output
-            norms and stages that are not returned.
-        initialized (list[str]): names that keep the model's own values, as the checkpoint may lack
-            them: output norms.
-        not_finite (list[str]): names of tensors that hold NaN or infinity.
+        resized (list[str]): names of tables that were resized to the model's map or window size.
+        skipped (list[str]): names in the checkpoint that the model does not use: heads, and output
+            norms and stages whose maps are not returned.
+        initialized (list[str]): names that keep the model's initial values because the checkpoint
+            may lack them: output norms.
+        not_finite (list[str]): names of tensors with NaN or infinity.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -39,46 +39,56 @@ class LoadReport:
     not_finite: list[str] = field(default_factory=list)
 
     def compare(self, loaded: Mapping[str, Any], own: Mapping[str, Any]) -> LoadReport:
-        """Fills in all that follows from two state dicts.
+        """Sets the lists that follow from two state dicts.
 
         Args:
-            loaded (dict): name, the model's, to tensor; with those of ``initialized``.
-            own (dict): the model's state dict.
+            loaded (dict): what is to be loaded, with the model's names, those of ``initialized``
+                included.
+            own (dict): state dict of the model.
 
         Returns:
-            LoadReport: itself.
+            LoadReport: this report.
         """
         self.missing = sorted(own.keys() - loaded.keys())
         self.unexpected = sorted(loaded.keys() - own.keys())
-        self.mismatched = sorted(name for name in own.keys() & loaded.keys()
-                                 if getattr(loaded[name], 'shape', None) != own[name].shape)
+        self.mismatched = sorted(
+            name
+            for name in own.keys() & loaded.keys()
+            if getattr(loaded[name], 'shape', None) != own[name].shape
+        )
         self.loaded = [name for name in loaded if name not in self.initialized]
         self.not_finite = not_finite(loaded)
         return self
 
     @property
     def misfit(self) -> str:
-        """What doesn't fit, as text; empty if all does."""
-        kinds = {'missing': self.missing, 'unexpected': self.unexpected,
-                 'of another shape': self.mismatched}
+        """What doesn't fit, as text; empty if everything fits."""
+        kinds = {
+            'missing': self.missing,
+            'unexpected': self.unexpected,
+            'of another shape': self.mismatched,
+        }
         return '; '.join(f'{kind}: {", ".join(names)}' for kind, names in kinds.items() if names)
 
     def check_and_log(self, model: str, hint: str = '') -> None:
         """Logs what became of the tensors.
 
         Args:
-            model (str): the model's name.
-            hint (str): what the error says first.
+            model (str): name of the model.
+            hint (str): text that precedes the list in the error.
 
         Raises:
-            CheckpointError: if something is missing, unexpected or of another shape; it lists it.
+            CheckpointError: if something is missing, unexpected or of another shape; it is listed.
         """
         if self.misfit:
             raise CheckpointError(f'the checkpoint does not fit {model}: {hint}{self.misfit}')
         lines = [f'{model}: {len(self.loaded)} tensors loaded']
-        for kind, names in (('resized', self.resized), ('skipped', self.skipped),
-                            ('left as initialized', self.initialized),
-                            ('not finite', self.not_finite)):
+        for kind, names in (
+            ('resized', self.resized),
+            ('skipped', self.skipped),
+            ('left as initialized', self.initialized),
+            ('not finite', self.not_finite),
+        ):
             if names:
                 lines.append(f'  {kind}: {", ".join(names)}')
         level = logging.WARNING if self.not_finite else logging.INFO

@@ -1,4 +1,4 @@
-"""Files that are given away: checked, and named by their hash."""
+"""Files to publish: checked, and named by their hash."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ EXTENSIONS = ('.pth', '.safetensors')
 
 
 def save(content: Mapping[str, Any], out: str, check: Callable[[str], None] | None = None) -> str:
-    """Writes a file, under a name with its hash, as MM's download pages have them.
+    """Writes a file under a name with its hash, as on MM's download pages.
 
     Args:
-        content (dict): a state dict as ``state_dict`` or ``model``, which is what ``.safetensors``
-            gets, and what ``.pth`` gets besides.
-        out (str): NAME.pth or NAME.safetensors; the first 8 digits of the file's SHA-256 are put
-            after NAME. Its folder is made.
-        check (Callable, optional): called with the written file, before it has its name.
+        content (dict): a state dict as ``state_dict`` or ``model``, and whatever else a ``.pth``
+            file gets; a ``.safetensors`` file gets the state dict only.
+        out (str): NAME.pth or NAME.safetensors; the file is named NAME, ``-`` and the first 8
+            digits of its SHA-256. Its folder is created.
+        check (Callable, optional): called with the path of the written file before it is renamed.
 
     Returns:
-        str: the written file. If anything fails there is none.
+        str: path of the written file. If anything fails, no file is left behind.
 
     Raises:
-        ValueError: for another extension.
-        RuntimeError: if a tensor isn't finite.
+        ValueError: if the extension is another one.
+        RuntimeError: if a tensor holds NaN or infinity.
     """
     name, extension = os.path.splitext(out)
     if extension not in EXTENSIONS:
@@ -38,13 +38,14 @@ def save(content: Mapping[str, Any], out: str, check: Callable[[str], None] | No
     state = unwrap(content)
     bad = not_finite(state)
     if bad:
-        raise RuntimeError(f'not finite in {", ".join(bad)}')
+        raise RuntimeError(f'weights must be finite, got NaN or infinity in {", ".join(bad)}')
     unnamed = f'{name}.tmp{extension}'
     os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
     try:
         if extension == '.safetensors':
             safetensors.torch.save_file(
-                {key: value.contiguous().clone() for key, value in state.items()}, unnamed)
+                {key: value.contiguous().clone() for key, value in state.items()}, unnamed
+            )
         else:
             torch.save(content, unnamed)
         if check is not None:

@@ -1,4 +1,5 @@
 """`python -m l2vit_mm.compat install|uninstall|status`: see docs/compat.md."""
+
 import argparse
 import importlib.util
 import os
@@ -7,19 +8,27 @@ import sys
 from l2vit_mm.compat import mmcv_ext_file
 
 _MARK = '# Written by `python -m l2vit_mm.compat install`; `uninstall` removes it.\n'
-_EXT = _MARK + '''\
+_EXT = (
+    _MARK
+    + """\
 from l2vit_mm.compat.mmcv_ops import *  # noqa: F401, F403
 from l2vit_mm.compat.mmcv_ops import __getattr__  # noqa: F401
-'''
+"""
+)
 
 
 def main() -> str | None:
-    """Runs the command; returns the error, if any."""
+    """Runs the command; returns the error message, if any."""
     parser = argparse.ArgumentParser(
         prog='python -m l2vit_mm.compat',
-        description='Give the installed mmcv, if it has no compiled operators, those of '
-        'torchvision: for tools that import mmdet before l2vit_mm.')
-    parser.add_argument('command', choices=['install', 'uninstall', 'status'])
+        description='If the installed mmcv has no compiled operators, add a module with those of '
+        'torchvision to it: for tools that import mmdet before l2vit_mm.',
+    )
+    parser.add_argument(
+        'command',
+        choices=['install', 'uninstall', 'status'],
+        help='add the module, remove it, or print which operators mmcv has',
+    )
     command = parser.parse_args().command
 
     mmcv = importlib.util.find_spec('mmcv')
@@ -29,10 +38,13 @@ def main() -> str | None:
     ours = file is not None and is_ours(file)
 
     if command == 'status':
-        print(f'mmcv._ext: none (import l2vit_mm first, or install one) in {mmcv.origin}'
-              if file is None else f"mmcv._ext: {'torchvision' if ours else 'compiled'}, {file}")
+        print(
+            f'mmcv._ext: none (import l2vit_mm first, or install one) in {mmcv.origin}'
+            if file is None
+            else f'mmcv._ext: {"torchvision" if ours else "compiled"}, {file}'
+        )
     elif file is not None and not ours:
-        return f'left alone: this mmcv has operators of its own, {file}'
+        return f'nothing changed: this mmcv has operators of its own, {file}'
     elif command == 'install':
         file = os.path.join(os.path.dirname(str(mmcv.origin)), '_ext.py')
         with open(file, 'w', encoding='utf-8') as stream:
@@ -47,6 +59,7 @@ def main() -> str | None:
 
 
 def is_ours(file: str) -> bool:
+    """Whether ``install`` has written this ``mmcv._ext``."""
     with open(file, 'rb') as stream:
         return stream.readline() == _MARK.encode()
 

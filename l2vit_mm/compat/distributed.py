@@ -1,4 +1,5 @@
-"""Several processes without a GPU: mmengine's launcher asks for one."""
+"""Distributed runs without a GPU, which mmengine's launcher requires."""
+
 import atexit
 import gc
 
@@ -7,20 +8,25 @@ from mmengine.config import Config, ConfigDict
 
 
 def init_cpu_group(cfg: Config) -> None:
-    """Joins the processes that torchrun has started over gloo, and has their model wrapped for it.
+    """Joins the processes that torchrun has started over gloo, and sets the model's wrapper.
 
-    mmengine's own ``init_dist`` calls ``torch.cuda.set_device``, and its runner gives DDP the GPU's
-    number. A runner that finds a process group makes none; a ``model_wrapper_cfg`` that says
-    ``device_ids=None`` is left that. At the interpreter's end the group is left, and its threads
-    are gone: one that still had a tensor to give back would abort the process ("terminate called
-    without an active exception"), and torchrun would call a finished run a failure.
+    mmengine's ``init_dist`` calls ``torch.cuda.set_device``, and its runner passes the number of a
+    GPU to DDP. A runner uses an existing process group, and keeps ``device_ids=None`` of a
+    ``model_wrapper_cfg``. When the interpreter exits, the group is destroyed and its threads end:
+    a thread that still had to release a tensor would abort the process ("terminate called without
+    an active exception"), and torchrun would report a finished run as failed.
 
     Args:
-        cfg (Config): of the run; ``model_wrapper_cfg`` is changed.
+        cfg (Config): config of the run; ``model_wrapper_cfg`` is changed in place.
     """
-    wrapper = cfg.setdefault('model_wrapper_cfg', ConfigDict(
-        type='MMDistributedDataParallel', broadcast_buffers=False,
-        find_unused_parameters=cfg.get('find_unused_parameters', False)))
+    wrapper = cfg.setdefault(
+        'model_wrapper_cfg',
+        ConfigDict(
+            type='MMDistributedDataParallel',
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        ),
+    )
     wrapper.setdefault('device_ids', None)
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group('gloo')
@@ -28,6 +34,6 @@ def init_cpu_group(cfg: Config) -> None:
 
 
 def _leave_group() -> None:
-    gc.collect()  # a runner and its model are a cycle; the group's threads go with the last of them
+    gc.collect()  # runner and model form a cycle, which holds on to the group's threads
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

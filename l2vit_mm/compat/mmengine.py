@@ -1,8 +1,8 @@
-"""mmengine's checkpoint loaders, each replaced by one that runs no code from the file.
+"""Replaces mmengine's checkpoint loaders by ones that run no code from the file.
 
-They are replaced where mmengine lets anybody register loaders (``CheckpointLoader``), and so serve
-``init_cfg``, ``load_from``, ``resume`` and the toolboxes' own functions. OpenMMLab's mmengine 0.10.7
-can't load its own checkpoints on torch >= 2.6; OneDL's falls back to full unpickling.
+They are registered through mmengine's public ``CheckpointLoader``, and so serve ``init_cfg``,
+``load_from``, ``resume`` and the functions of the toolboxes. OpenMMLab's mmengine 0.10.7 can't load
+its own checkpoints on torch >= 2.6; OneDL's falls back to full unpickling.
 """
 
 import io
@@ -24,11 +24,11 @@ from l2vit_mm.checkpoint import safe_load
 MapLocation = str | torch.device | None
 
 
-# mmengine logs a loader's name without its first 10 letters, "load_from_".
+# mmengine logs the name of a loader without its first 10 letters, "load_from_".
 
 
 def load_from_local(filename: str, map_location: MapLocation = None) -> dict:
-    """A file on this machine."""
+    """Loads a local file."""
     filename = os.path.expanduser(filename)
     if not os.path.isfile(filename):
         raise FileNotFoundError(f'{filename} can not be found.')
@@ -36,7 +36,7 @@ def load_from_local(filename: str, map_location: MapLocation = None) -> dict:
 
 
 def load_from_http(filename: str, map_location: MapLocation = None) -> dict:
-    """A file at an address; downloaded by the first process, kept in torch.hub's folder."""
+    """Loads a file from a URL; the first process downloads it into the folder of torch.hub."""
     rank, world_size = get_dist_info()
     if rank == 0:
         checkpoint = safe_load.load_url(filename, map_location=map_location)
@@ -48,18 +48,18 @@ def load_from_http(filename: str, map_location: MapLocation = None) -> dict:
 
 
 def load_from_ceph(filename: str, map_location: MapLocation = None) -> dict:
-    """A file in an object store."""
+    """Loads a file from an object store."""
     backend = get_file_backend(filename, backend_args={'backend': 'petrel'})
     return safe_load.load(io.BytesIO(backend.get(filename)), map_location=map_location)
 
 
 def load_from_torchvision(filename: str, map_location: MapLocation = None) -> dict:
-    """One of torchvision's models."""
+    """Loads one of torchvision's models."""
     return load_from_http(get_torchvision_models()[_model_name(filename)], map_location)
 
 
 def load_from_openmmlab(filename: str, map_location: MapLocation = None) -> dict:
-    """One of OpenMMLab's models, an address or a file in mmengine's folder."""
+    """Loads one of OpenMMLab's models, from a URL or from mmengine's folder."""
     name = _model_name(filename)
     url = get_external_models()[get_deprecated_model_names().get(name, name)]
     if '://' in url:
@@ -70,16 +70,21 @@ def load_from_openmmlab(filename: str, map_location: MapLocation = None) -> dict
 
 
 def load_from_mmcls(filename: str, map_location: MapLocation = None) -> dict:
-    """The backbone of one of mmcls' models."""
+    """Loads the backbone of one of mmcls's models."""
     checkpoint = load_from_http(get_mmcls_models()[_model_name(filename)], map_location)
     state = checkpoint.get('state_dict', checkpoint)
-    return dict(state_dict={name.removeprefix('backbone.'): value for name, value in state.items()
-                            if name.startswith('backbone.')})
+    return dict(
+        state_dict={
+            name.removeprefix('backbone.'): value
+            for name, value in state.items()
+            if name.startswith('backbone.')
+        }
+    )
 
 
 def load_from_pavi(filename: str, map_location: MapLocation = None) -> dict:
-    """Files that only OpenMMLab's own machines can reach."""
-    raise ValueError(f'checkpoint must be a file or an address, got {filename!r}')
+    """Raises: only machines of OpenMMLab can reach these files."""
+    raise ValueError(f'checkpoint must be a file or a URL, got {filename!r}')
 
 
 def _model_name(filename: str) -> str:
@@ -87,11 +92,12 @@ def _model_name(filename: str) -> str:
 
 
 for _loader, _schemes in (
-        (load_from_local, ['']),
-        (load_from_http, ['http://', 'https://']),
-        (load_from_ceph, [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']),
-        (load_from_torchvision, ['modelzoo://', 'torchvision://']),
-        (load_from_openmmlab, ['open-mmlab://', 'openmmlab://']),
-        (load_from_mmcls, ['mmcls://']),
-        (load_from_pavi, ['pavi://'])):
+    (load_from_local, ['']),
+    (load_from_http, ['http://', 'https://']),
+    (load_from_ceph, [r'(\S+\:)?s3://', r'(\S+\:)?petrel://']),
+    (load_from_torchvision, ['modelzoo://', 'torchvision://']),
+    (load_from_openmmlab, ['open-mmlab://', 'openmmlab://']),
+    (load_from_mmcls, ['mmcls://']),
+    (load_from_pavi, ['pavi://']),
+):
     CheckpointLoader.register_scheme(_schemes, _loader, force=True)

@@ -1,6 +1,6 @@
-"""Data preprocessors that tell a backbone how large the images of a padded batch are.
+"""Data preprocessors that pass the image sizes of a padded batch to the backbone.
 
-Those of the toolboxes are in files of their own, which import their toolbox.
+Those for mmdet, mmseg and mmpretrain are in files of their own, which import their toolbox.
 """
 
 from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin, ValidRegionTensor

@@ -1,4 +1,4 @@
-"""For mmpretrain. Imported once ``mmpretrain.models`` is."""
+"""Data preprocessor for mmpretrain, imported as soon as ``mmpretrain.models`` is."""
 
 from mmengine.registry import MODELS
 from mmpretrain.models import ClsDataPreprocessor
@@ -8,8 +8,8 @@ from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin
 
 @MODELS.register_module()
 class ValidRegionClsDataPreprocessor(ValidRegionMixin, ClsDataPreprocessor):
-    """mmpretrain's ``ClsDataPreprocessor``, for backbones that keep images apart from their padding.
+    """mmpretrain's ``ClsDataPreprocessor`` that keeps images apart from their padding.
 
-    Arguments: those of ``ClsDataPreprocessor``. What it does, errors: see
+    Takes the arguments of ``ClsDataPreprocessor``. For what it does and its errors see
     :class:`~l2vit_mm.data_preprocessors.valid_region.ValidRegionMixin`.
     """

@@ -1,4 +1,4 @@
-"""For mmdet. Imported once ``mmdet.models`` is."""
+"""Data preprocessor for mmdet, imported as soon as ``mmdet.models`` is."""
 
 from mmdet.models import DetDataPreprocessor
 from mmengine.registry import MODELS
@@ -8,8 +8,8 @@ from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin
 
 @MODELS.register_module()
 class ValidRegionDetDataPreprocessor(ValidRegionMixin, DetDataPreprocessor):
-    """mmdet's ``DetDataPreprocessor``, for backbones that keep images apart from their padding.
+    """mmdet's ``DetDataPreprocessor`` that keeps images apart from their padding.
 
-    Arguments: those of ``DetDataPreprocessor``. What it does, errors: see
+    Takes the arguments of ``DetDataPreprocessor``. For what it does and its errors see
     :class:`~l2vit_mm.data_preprocessors.valid_region.ValidRegionMixin`.
     """

@@ -1,4 +1,4 @@
-"""For mmseg. Imported once ``mmseg.models`` is."""
+"""Data preprocessor for mmseg, imported as soon as ``mmseg.models`` is."""
 
 from mmengine.registry import MODELS
 from mmseg.models import SegDataPreProcessor
@@ -8,8 +8,8 @@ from l2vit_mm.data_preprocessors.valid_region import ValidRegionMixin
 
 @MODELS.register_module()
 class ValidRegionSegDataPreProcessor(ValidRegionMixin, SegDataPreProcessor):
-    """mmseg's ``SegDataPreProcessor``, for backbones that keep images apart from their padding.
+    """mmseg's ``SegDataPreProcessor`` that keeps images apart from their padding.
 
-    Arguments: those of ``SegDataPreProcessor``. What it does, errors: see
+    Takes the arguments of ``SegDataPreProcessor``. For what it does and its errors see
     :class:`~l2vit_mm.data_preprocessors.valid_region.ValidRegionMixin`.
     """

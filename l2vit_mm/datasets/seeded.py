@@ -1,9 +1,8 @@
-"""Samples whose augmentation can be repeated.
+"""Data sets and samplers with reproducible augmentation.
 
-A checkpoint of mmengine has no random state. Here none is needed: what is random in a sample
-follows from the run's seed and the sample's position in the run, whichever process or worker draws
-it. (And what is random in a training step from the seed and the step's number: see
-:class:`~l2vit_mm.engine.hooks.SeedStepHook`.)
+Checkpoints of mmengine have no random state. Here none is needed: the augmentation of a sample is
+seeded with the seed of the run and the position of the sample in the run, whichever process or
+worker loads it. (:class:`~l2vit_mm.engine.hooks.SeedStepHook` seeds the training steps.)
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 
 
 def mixed_seed(*numbers: int) -> int:
-    """A seed of 32 bits that differs with each of some numbers from 0."""
+    """A 32-bit seed mixed from non-negative integers, each of which changes it."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 class SeededIndex(int):
-    """The index of a sample, with the seed for this draw of it."""
+    """The index of a sample, with the seed of its augmentation."""
 
     seed: int
 
@@ -39,15 +38,15 @@ class SeededIndex(int):
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(torch.utils.data.Sampler):
-    """Gives the indices of another sampler a seed each, for :class:`SeededDataset`.
+    """Adds a seed to each index of another sampler, for :class:`SeededDataset`.
 
-    It follows from the run's seed, the epoch, and the position of the draw among those of all
-    processes in that epoch.
+    The seed is mixed from the seed of the run, the epoch, and the position of the sample among
+    those of all processes in that epoch.
 
     Args:
-        dataset (Dataset): handed over by the runner.
+        dataset (Dataset): the data set; passed by the runner.
         sampler (dict): config of the other sampler.
-        seed (int): the run's, handed over by the runner.
+        seed (int): seed of the run; passed by the runner.
     """
 
     def __init__(self, dataset: torch.utils.data.Dataset, sampler: dict, seed: int) -> None:
@@ -56,19 +55,21 @@ class SeededSampler(torch.utils.data.Sampler):
         self.seed = getattr(self.sampler, 'seed', seed)
         self.epoch = 0
         self.start = 0
-        if hasattr(self.sampler, 'skip'):  # OneDL's loops ask for it
+        if hasattr(self.sampler, 'skip'):  # called by OneDL's loops
             self.skip = self._skip
 
     def __iter__(self) -> Iterator[SeededIndex]:
         rank, world_size = get_dist_info()
         for position, index in enumerate(self.sampler, self.start):
-            yield SeededIndex(index, mixed_seed(self.seed, self.epoch, position * world_size + rank))
+            yield SeededIndex(
+                index, mixed_seed(self.seed, self.epoch, position * world_size + rank)
+            )
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the runner before each epoch."""
+        """Sets the epoch of the seeds and of the other sampler."""
         self.epoch = epoch
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
@@ -80,24 +81,24 @@ class SeededSampler(torch.utils.data.Sampler):
 
 @DATASETS.register_module()
 class SeededDataset(torch.utils.data.Dataset):
-    """A data set whose augmentation follows from the seed of the draw.
+    """A data set that seeds the augmentation of a sample if its index has a seed.
 
-    The random states of ``random``, NumPy and torch (CPU) are what they were before, afterwards.
+    The random states of ``random``, NumPy and torch (CPU) are restored afterwards.
 
     Args:
-        dataset (dict): config of the data set.
+        dataset (dict): config of the data set, whose attributes this one shares.
     """
 
     def __init__(self, dataset: dict) -> None:
-        vars(self)['dataset'] = DATASETS.build(dataset)  # past __setattr__
+        vars(self)['dataset'] = DATASETS.build(dataset)  # bypasses __setattr__
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'dataset':  # not there yet, in a copy that is being made
+        if name == 'dataset':  # not set yet, while a copy is being made
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.dataset, name, value)  # hooks exchange pipelines so
+        setattr(self.dataset, name, value)  # hooks replace pipelines this way
 
     def __len__(self) -> int:
         return len(self.dataset)

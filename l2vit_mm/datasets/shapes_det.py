@@ -1,4 +1,5 @@
 """The generated shapes for mmdet."""
+
 from mmdet.datasets import CocoDataset
 from mmengine.registry import DATASETS
 

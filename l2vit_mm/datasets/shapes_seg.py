@@ -1,4 +1,5 @@
 """The generated shapes for mmseg."""
+
 from typing import Any
 
 from mmengine.registry import DATASETS
@@ -23,13 +24,16 @@ class ShapesSegDataset(BaseSegDataset):
 
     METAINFO = dict(classes=SEG_CLASSES, palette=SEG_PALETTE)
 
-    def __init__(self,
-                 img_suffix: str = '.jpg',
-                 seg_map_suffix: str = '.png',
-                 reduce_zero_label: bool = True,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        img_suffix: str = '.jpg',
+        seg_map_suffix: str = '.png',
+        reduce_zero_label: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             img_suffix=img_suffix,
             seg_map_suffix=seg_map_suffix,
             reduce_zero_label=reduce_zero_label,
-            **kwargs)
+            **kwargs,
+        )

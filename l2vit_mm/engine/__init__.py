@@ -1,1 +1,1 @@
-"""What runs a training beside the model: hooks, optimizers, strategies."""
+"""Parts of a training run beside the model: hooks, optimizers, strategies."""

@@ -1,30 +1,31 @@
-"""Modules shared by the backbones. Imports nothing of MM."""
+"""Modules shared by the backbones. Imports no OpenMMLab package."""
+
 from l2vit_mm.layers.attention import (
-                                       LinearGlobalAttention,
-                                       SelfAttention,
-                                       ShiftedWindowAttention,
-                                       SpatialReductionAttention,
+    LinearGlobalAttention,
+    SelfAttention,
+    ShiftedWindowAttention,
+    SpatialReductionAttention,
 )
 from l2vit_mm.layers.common import (
-                                       MLP,
-                                       ConditionalPositionEncoding,
-                                       ConvStem,
-                                       Downsample,
-                                       DropPath,
-                                       LocalConcentrationModule,
-                                       PatchEmbedding,
-                                       TransformerBlock,
-                                       depthwise_conv,
-                                       pad_to_multiple,
+    MLP,
+    ConditionalPositionEncoding,
+    ConvStem,
+    Downsample,
+    DropPath,
+    LocalConcentrationModule,
+    PatchEmbedding,
+    TransformerBlock,
+    depthwise_conv,
+    pad_to_multiple,
 )
 from l2vit_mm.layers.cores import (
-                                       ATTENTIONS,
-                                       EfficientAttention,
-                                       FocusedLinearAttention,
-                                       HydraAttention,
-                                       MappedLinearAttention,
-                                       SoftmaxAttention,
-                                       build_attention,
+    ATTENTIONS,
+    EfficientAttention,
+    FocusedLinearAttention,
+    HydraAttention,
+    MappedLinearAttention,
+    SoftmaxAttention,
+    build_attention,
 )
 from l2vit_mm.layers.layout import DenseLayout, Layout, PackedLayout, Window
 from l2vit_mm.layers.norm import BATCH_NORMS, build_batch_norm

@@ -18,7 +18,7 @@ def depthwise_conv(channels: int, kernel_size: int) -> nn.Conv2d:
 
 
 def pad_to_multiple(feature_map: Tensor, divisor: int) -> Tensor:
-    """Zero-pads a (B, C, H, W) map right and bottom until H and W are multiples of a number."""
+    """Zero-pads (B, C, H, W) maps right and bottom until H and W are multiples of ``divisor``."""
     pad_h, pad_w = -feature_map.shape[-2] % divisor, -feature_map.shape[-1] % divisor
     return F.pad(feature_map, (0, pad_w, 0, pad_h)) if pad_h or pad_w else feature_map
 
@@ -27,7 +27,7 @@ class DropPath(nn.Module):
     """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole images.
 
     Args:
-        drop_prob (float): the probability of dropping, 0 <= p < 1.
+        drop_prob (float): probability p of dropping, 0 <= p < 1.
     """
 
     def __init__(self, drop_prob: float) -> None:
@@ -35,10 +35,10 @@ class DropPath(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """Tokens (..., C) to tokens (..., C), kept images divided by 1 - p."""
-        if not self.training or self.drop_prob == 0.:
+        """Tokens (..., C) to tokens (..., C); in training, kept images are divided by 1 - p."""
+        if not self.training or self.drop_prob == 0.0:
             return x
-        keep = 1. - self.drop_prob
+        keep = 1.0 - self.drop_prob
         kept = x.new_empty(layout.batch).bernoulli_(keep).div_(keep)
         return x * layout.per_image(kept)
 
@@ -51,8 +51,9 @@ class MLP(nn.Module):
 
     Args:
         channels (int): C.
-        ratio (float): width of the hidden layer over C.
-        depthwise (bool): a 3x3 depthwise convolution before the GELU (PVTv2, arXiv 2106.13797).
+        ratio (float): width of the hidden layer divided by C.
+        depthwise (bool): add a 3x3 depthwise convolution before the GELU (PVTv2,
+            arXiv 2106.13797).
     """
 
     def __init__(self, channels: int, ratio: float, depthwise: bool = False) -> None:
@@ -75,15 +76,22 @@ class TransformerBlock(nn.Module):
 
     Args:
         channels (int): C.
-        attn (nn.Module): the attention, called with tokens and their layout.
-        mlp_ratio (float): hidden width of the MLP over C.
+        attn (nn.Module): the attention, called with tokens (..., C) and their layout.
+        mlp_ratio (float): hidden width of the MLP divided by C.
         drop_path (float): probability of dropping a branch.
-        norm_eps (float): of the LayerNorms.
-        depthwise_mlp (bool): whether the MLP has its depthwise convolution.
+        norm_eps (float): epsilon of the LayerNorms.
+        depthwise_mlp (bool): whether the MLP has a depthwise convolution.
     """
 
-    def __init__(self, channels: int, attn: nn.Module, mlp_ratio: float, drop_path: float,
-                 norm_eps: float = 1e-5, depthwise_mlp: bool = False) -> None:
+    def __init__(
+        self,
+        channels: int,
+        attn: nn.Module,
+        mlp_ratio: float,
+        drop_path: float,
+        norm_eps: float = 1e-5,
+        depthwise_mlp: bool = False,
+    ) -> None:
         super().__init__()
         self.attn_norm = nn.LayerNorm(channels, norm_eps)
         self.attn = attn
@@ -98,7 +106,7 @@ class TransformerBlock(nn.Module):
 
 
 class ConditionalPositionEncoding(nn.Module):
-    """x + DW3(x): positions from what surrounds a token (CPVT, arXiv 2102.10882).
+    """x + DWConv3x3(x): encodes positions by the neighborhood of a token (CPVT, arXiv 2102.10882).
 
     Args:
         channels (int): C.
@@ -114,8 +122,8 @@ class ConditionalPositionEncoding(nn.Module):
 
 
 class LocalConcentrationModule(nn.Module):
-    """DW7, GELU, BatchNorm, DW7: L2ViT's remedy for linear attention's dispersed weights
-    (arXiv 2501.16182).
+    """7x7 depthwise convolution, GELU, BatchNorm, 7x7 depthwise convolution (L2ViT,
+    arXiv 2501.16182): concentrates the dispersed weights of linear attention.
 
     Args:
         channels (int): C.
@@ -136,30 +144,37 @@ class LocalConcentrationModule(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A strided convolution, then LayerNorm and a learnt vector for each place, where there are.
+    """A strided convolution, then optionally LayerNorm and a learned position embedding.
 
     Maps are zero-padded right and bottom to a multiple of the stride: sizes are rounded up.
 
     Args:
-        in_channels (int): channels before.
-        channels (int): channels after, C.
-        kernel_size (int): of the convolution.
-        stride (int): of the convolution.
-        padding (int): of the convolution, on all sides.
-        norm (bool): LayerNorm after the convolution.
-        position (PositionTable, optional): what is added at the end.
+        in_channels (int): input channels.
+        channels (int): output channels, C.
+        kernel_size (int): side of the convolution's kernel.
+        stride (int): stride of the convolution.
+        padding (int): padding of the convolution, on all sides.
+        norm (bool): whether LayerNorm follows the convolution.
+        position (PositionTable, optional): position embedding that is added last.
     """
 
-    def __init__(self, in_channels: int, channels: int, kernel_size: int, stride: int,
-                 padding: int = 0, norm: bool = True,
-                 position: PositionTable | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        kernel_size: int,
+        stride: int,
+        padding: int = 0,
+        norm: bool = True,
+        position: PositionTable | None = None,
+    ) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, channels, kernel_size, stride, padding)
         self.norm = nn.LayerNorm(channels) if norm else None
         self.position = position
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Pixels or tokens (..., in_channels) to tokens (..., C) and their layout."""
+        """Pixels or tokens (..., in_channels) to tokens (..., C), and their layout."""
         stride = self.proj.stride[0]
         reduced = layout.reduced(stride)
         x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, stride)), x, reduced)
@@ -171,8 +186,9 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Two 3x3 convolutions of stride 2 with BatchNorm, then LayerNorm: an image to tokens of
-    stride 4. Sizes are rounded up.
+    """Two 3x3 convolutions of stride 2 with BatchNorm and a ReLU between them, then LayerNorm.
+
+    Turns an image into tokens of stride 4. Sizes are rounded up.
 
     Args:
         in_channels (int): channels of the image.
@@ -189,10 +205,10 @@ class ConvStem(nn.Module):
         self.norm = nn.LayerNorm(channels)
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Pixels (..., in_channels) of h x w images to tokens (..., C) of ceil(h / 4) x ceil(w / 4)
-        maps."""
+        """Pixels (..., in_channels) of h x w images to tokens (..., C) of
+        ceil(h / 4) x ceil(w / 4) maps, and their layout."""
         reduced = layout.reduced(4)
-        # Between the convolutions a map ends where its padded image does.
+        # Between the convolutions a map extends over its padded image.
         halfway = reduced.enlarged(2)
         x = layout.over_maps(lambda maps: self.conv1(pad_to_multiple(maps, 4)), x, halfway)
         x = F.relu(batch_norm(self.bn1, x, halfway))
@@ -204,8 +220,8 @@ class Downsample(nn.Module):
     """LayerNorm, then a 2x2 convolution of stride 2. Sizes are rounded up.
 
     Args:
-        in_channels (int): channels before.
-        channels (int): channels after.
+        in_channels (int): input channels.
+        channels (int): output channels, C.
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -214,8 +230,10 @@ class Downsample(nn.Module):
         self.proj = nn.Conv2d(in_channels, channels, 2, stride=2)
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Tokens (..., C) of H x W maps to tokens (..., C') of ceil(H / 2) x ceil(W / 2) maps."""
+        """Tokens (..., in_channels) of H x W maps to tokens (..., C) of ceil(H / 2) x ceil(W / 2)
+        maps, and their layout."""
         reduced = layout.reduced(2)
-        x = layout.over_maps(lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x),
-                             reduced)
+        x = layout.over_maps(
+            lambda maps: self.proj(pad_to_multiple(maps, 2)), self.norm(x), reduced
+        )
         return x, reduced

@@ -1,4 +1,4 @@
-"""BatchNorms by MM's config names, without mmcv."""
+"""BatchNorm layers by their names in MM configs, without mmcv."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ BATCH_NORMS = {
 
 
 def build_batch_norm(norm_cfg: dict[str, Any], channels: int) -> nn.Module:
-    """Builds a BatchNorm over (B, C, H, W) maps.
+    """Builds a BatchNorm for (B, C, H, W) maps.
 
     Args:
         norm_cfg (dict): as in MM: ``type`` (one of ``BATCH_NORMS``), ``requires_grad`` (default
             True) and the arguments of the torch class (``eps``, ``momentum``, ...).
         channels (int): C.
 
+    Returns:
+        nn.Module: the BatchNorm.
+
     Raises:
-        ValueError: for another type.
+        ValueError: if the type is not one of ``BATCH_NORMS``.
     """
     cfg = dict(norm_cfg)
     kind = cfg.pop('type', None)
@@ -37,5 +40,5 @@ def build_batch_norm(norm_cfg: dict[str, Any], channels: int) -> nn.Module:
 
 
 def batch_norm(norm: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
-    """BatchNorm of tokens (..., C): what is outside of the images counts for nothing."""
+    """Applies a BatchNorm to tokens (..., C); padding is not part of the statistics."""
     return layout.channels_last(norm(layout.channels_first(tokens)))

@@ -1,4 +1,4 @@
-"""What was learned per position at one map size, for maps of any size."""
+"""Tables that are learned per position at one map size, for maps of any size."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from l2vit_mm.layers.layout import Layout
 
-# Maps whose resized table is kept. A test set has two common sizes, landscape and portrait; a
-# table at 800 x 1333 pixels and stride 4 takes 25 MB at 96 channels.
+# Number of resized tables that are cached. A test set has two common sizes, landscape and portrait;
+# a table at 800 x 1333 pixels and stride 4 takes 25 MB at 96 channels.
 _KEPT_SIZES = 4
 
 
 def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
-    """Resizes an (h, w, C) table to (height, width, C), half-pixel, without antialiasing."""
+    """Resizes an (h, w, C) table to (height, width, C): half-pixel centers, no antialiasing."""
     if table.shape[:2] == (height, width):
         return table
     table = table.permute(2, 0, 1)[None]
@@ -26,29 +26,37 @@ def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
 
 
 class ResizedTable(nn.Module):
-    """A learnt table that can be loaded from one of another size."""
+    """A learned table that can be loaded from a table of another size.
+
+    Attributes:
+        table (nn.Parameter): the table; subclasses say its shape.
+    """
 
     table: nn.Parameter
 
     def fit(self, loaded: Tensor) -> Tensor:
-        """A loaded table, of whatever leading 1s and size, in the shape of this one.
+        """Resizes and reshapes a loaded table to the shape of this one.
+
+        Args:
+            loaded (Tensor): a table of another size, perhaps with leading axes of length 1.
 
         Returns:
-            Tensor: resized and reshaped; ``loaded`` itself where the two don't match at all.
+            Tensor: of the shape of ``table``, or ``loaded`` itself if the two do not match.
         """
         raise NotImplementedError
 
 
 class PositionTable(ResizedTable):
-    """A learnt vector for each place of a map, resized where the map has another size.
+    """A learned vector per position of a map, resized where the map has another size.
 
-    The resized table is kept for the sizes seen last, while nothing is learnt: in eval mode, with
-    no gradient asked for. Changing modes (mmengine's EMA writes weights between the two),
-    loading weights and moving the module forget it.
+    Resized tables are cached for the last few sizes while nothing is learned: in eval mode and
+    without gradients. The cache is emptied when the mode changes (mmengine's EMA swaps weights
+    then), when weights are loaded and when the module is moved.
 
     Args:
         channels (int): C.
-        size (tuple[int, int]): height and width of the map that the table is learnt at.
+        size (tuple[int, int]): height h and width w of the map at which the table (h, w, C) is
+            learned.
         mode (str): 'bicubic' (the default) or 'bilinear'.
     """
 
@@ -59,17 +67,17 @@ class PositionTable(ResizedTable):
         self._cache: dict[tuple[int, int, int, bool], Tensor] = {}
 
     def forward(self, layout: Layout) -> Tensor:
-        """The table at a layout's size, in a shape that broadcasts over the tokens (..., C)."""
+        """The table at the layout's sizes, in a shape that broadcasts over its tokens (..., C)."""
         return layout.per_position(self._at)
 
     def _at(self, height: int, width: int) -> Tensor:
         if self.table.shape[:2] == (height, width):
             return self.table
         learning = self.training or (torch.is_grad_enabled() and self.table.requires_grad)
-        # Weights that are inference tensors have no version to compare.
+        # Inference tensors have no version counter to compare.
         if learning or torch.compiler.is_compiling() or self.table.is_inference():
             return resize_table(self.table, height, width, self.mode)
-        # Nor can what is made in inference mode be used outside of it.
+        # Tensors made in inference mode can't be used outside of it: cached separately.
         key = height, width, self.table._version, torch.is_inference_mode_enabled()
         if key not in self._cache:
             while len(self._cache) >= _KEPT_SIZES:
@@ -78,6 +86,7 @@ class PositionTable(ResizedTable):
         return self._cache[key]
 
     def train(self, mode: bool = True) -> PositionTable:
+        """As torch's; empties the cache."""
         self._cache.clear()
         return super().train(mode)
 
@@ -86,8 +95,10 @@ class PositionTable(ResizedTable):
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def fit(self, loaded: Tensor) -> Tensor:
-        """As published (1, h * w, C), or as ours (h, w, C); another number of positions is taken for
-        a square map."""
+        """Fits a published table (1, h * w, C) or one of ours (h, w, C).
+
+        A published table with another number of positions is taken to be of a square map.
+        """
         height, width, channels = self.table.shape
         if loaded.numel() == self.table.numel() and loaded.shape[-1] == channels:
             return loaded.reshape(self.table.shape)
@@ -106,8 +117,8 @@ class PositionTable(ResizedTable):
 
 
 class RelativePositionBias(ResizedTable):
-    """Swin's bias of an attention inside windows (arXiv 2103.14030): one number per head for each
-    offset between a query and a key.
+    """Swin's relative position bias of window attention (arXiv 2103.14030): one number per head
+    and offset between a query and a key. The table is ((2w - 1)^2, H).
 
     Args:
         num_heads (int): H.
@@ -116,7 +127,7 @@ class RelativePositionBias(ResizedTable):
 
     def __init__(self, num_heads: int, window_size: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty((2 * window_size - 1)**2, num_heads))
+        self.table = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
         nn.init.trunc_normal_(self.table, std=0.02)
         self.window_size = window_size
 
@@ -128,12 +139,12 @@ class RelativePositionBias(ResizedTable):
         """The row of the table for each query and key of a window, (w * w, w * w)."""
         w = self.window_size
         positions = torch.arange(w, device=self.table.device)
-        offset = positions[:, None] - positions + w - 1  # (w, w): of a query and a key along an axis
+        offset = positions[:, None] - positions + w - 1  # (w, w): query minus key, along one axis
         index = offset[:, None, :, None] * (2 * w - 1) + offset[None, :, None, :]
         return index.reshape(w * w, w * w)
 
     def fit(self, loaded: Tensor) -> Tensor:
-        """As published, ((2 w - 1)^2, H); that of another window is resized bicubically, as Swin's."""
+        """Fits a table ((2w - 1)^2, H), that of another window size bicubically, as Swin does."""
         side, num_heads = 2 * self.window_size - 1, self.table.shape[1]
         if loaded.shape == self.table.shape or loaded.ndim != 2 or loaded.shape[1] != num_heads:
             return loaded

@@ -1,4 +1,5 @@
-"""The pyramid that a plain backbone needs. Of MM it knows ``mmengine.model.BaseModule`` alone."""
+"""Necks for plain backbones. Of the OpenMMLab packages they import mmengine only."""
+
 from l2vit_mm.necks.simple_feature_pyramid import SimpleFeaturePyramid
 
 __all__ = ['SimpleFeaturePyramid']

@@ -1,4 +1,4 @@
-"""A feature pyramid from the one map of a plain backbone."""
+"""A feature pyramid from the single map of a plain backbone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ class SimpleFeaturePyramid(BaseModule):
     """ViTDet's simple feature pyramid (arXiv 2203.16527): strides 4, 8, 16 and 32 from one map of
     stride 16.
 
-    Deconvolutions of 2x2 and stride 2 halve the stride and the channels (twice, with LayerNorm and
-    GELU between them, for stride 4), 2x2 max pooling doubles it. Then each level has a 1x1 and a
-    3x3 convolution without biases, with a LayerNorm after each. Deconvolutions begin as truncated
-    normal of 0.02, convolutions as uniform of variance 1 / fan-in, which is this project's choice.
+    A 2x2 deconvolution of stride 2 halves the stride and the channels (for stride 4 there are two,
+    with LayerNorm and GELU between them); 2x2 max pooling doubles the stride. Each level then has a
+    1x1 and a 3x3 convolution without bias, each followed by LayerNorm. The initialization is this
+    project's choice: deconvolutions truncated normal with std 0.02, convolutions uniform with
+    variance 1 / fan-in.
 
     Args:
         in_channels (int): channels C of the backbone's map, a multiple of 4.
-        out_channels (int): channels of all levels.
-        num_outs (int): number of levels, 4 or more. Levels after the fourth are every second value
-            of the one before, as in MM's FPN.
-        init_cfg (dict, optional): as in MM.
+        out_channels (int): channels of every level.
+        num_outs (int): number of levels, 4 or more. Levels after the fourth take every second value
+            of the previous one, as in MM's FPN.
+        init_cfg (dict | list, optional): as in MM.
 
     Raises:
-        ValueError: for a number that is out of range; it names the argument.
+        ValueError: if an argument is out of range.
 
     Example:
         >>> import torch
@@ -46,8 +47,13 @@ class SimpleFeaturePyramid(BaseModule):
         [(1, 256, 28, 36), (1, 256, 14, 18), (1, 256, 7, 9), (1, 256, 4, 5)]
     """
 
-    def __init__(self, in_channels: int, out_channels: int = 256, num_outs: int = 4,
-                 init_cfg: dict | list | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 256,
+        num_outs: int = 4,
+        init_cfg: dict | list | None = None,
+    ) -> None:
         super().__init__(init_cfg=init_cfg)
         if in_channels < 4 or in_channels % 4:
             raise ValueError(f'in_channels must be a positive multiple of 4, got {in_channels}')
@@ -58,19 +64,28 @@ class SimpleFeaturePyramid(BaseModule):
         self.in_channels = in_channels
         self.num_outs = num_outs
         half, quarter = in_channels // 2, in_channels // 4
-        self.rescale = nn.ModuleList([
-            nn.Sequential(nn.ConvTranspose2d(in_channels, half, 2, 2), MapLayerNorm(half, 1e-6),
-                          nn.GELU(), nn.ConvTranspose2d(half, quarter, 2, 2)),
-            nn.ConvTranspose2d(in_channels, half, 2, 2),
-            nn.Identity(),
-            nn.MaxPool2d(2, 2, ceil_mode=True),
-        ])
+        self.rescale = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.ConvTranspose2d(in_channels, half, 2, 2),
+                    MapLayerNorm(half, 1e-6),
+                    nn.GELU(),
+                    nn.ConvTranspose2d(half, quarter, 2, 2),
+                ),
+                nn.ConvTranspose2d(in_channels, half, 2, 2),
+                nn.Identity(),
+                nn.MaxPool2d(2, 2, ceil_mode=True),
+            ]
+        )
         self.convs = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(channels, out_channels, 1, bias=False),
-                          MapLayerNorm(out_channels, 1e-6),
-                          nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-                          MapLayerNorm(out_channels, 1e-6))
-            for channels in (quarter, half, in_channels, in_channels))
+            nn.Sequential(
+                nn.Conv2d(channels, out_channels, 1, bias=False),
+                MapLayerNorm(out_channels, 1e-6),
+                nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+                MapLayerNorm(out_channels, 1e-6),
+            )
+            for channels in (quarter, half, in_channels, in_channels)
+        )
         for module in self.modules():
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -80,23 +95,27 @@ class SimpleFeaturePyramid(BaseModule):
                 nn.init.kaiming_uniform_(module.weight, a=1)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The backbone's maps, of which the last counts, to a pyramid.
+        """Maps of the backbone, of which only the last is used, to a pyramid.
 
         Args:
-            inputs (Sequence[Tensor]): maps of stride 16; the last one (B, C, h, w).
+            inputs (Sequence[Tensor]): maps of stride 16; the last one is (B, C, h, w).
 
         Returns:
             tuple[Tensor]: contiguous (B, out_channels, ...) maps of 4h x 4w, 2h x 2w, h x w,
             ceil(h / 2) x ceil(w / 2), and so on.
 
         Raises:
-            ValueError: if the map has other channels.
+            ValueError: if the last map has another shape.
         """
         x = inputs[-1]
         if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f'inputs[-1] must have the shape (B, {self.in_channels}, h, w), got '
-                             f'{tuple(x.shape)}')
-        outs = [conv(rescale(x)).contiguous() for rescale, conv in zip(self.rescale, self.convs, strict=True)]
+            raise ValueError(
+                f'inputs[-1] must have shape (B, {self.in_channels}, h, w), got {tuple(x.shape)}'
+            )
+        outs = [
+            conv(rescale(x)).contiguous()
+            for rescale, conv in zip(self.rescale, self.convs, strict=True)
+        ]
         while len(outs) < self.num_outs:
             outs.append(F.max_pool2d(outs[-1], 1, stride=2))
         return tuple(outs)

@@ -26,6 +26,7 @@ How to add an operator ``my_op``:
 4. ``tests/ops``: the reference against the equation, both backends against the reference in
    float64, ``gradcheck``, ``opcheck``, FLOPs, and the CUDA kernels in the emulation.
 """
+
 from l2vit_mm.ops.focused_feature_map import focused_feature_map
 from l2vit_mm.ops.linear_attention import linear_attention, linear_attention_qkvpacked
 

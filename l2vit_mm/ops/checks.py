@@ -3,6 +3,7 @@
 Each function checks one argument and raises a TypeError (wrong type or number format) or a
 ValueError (wrong value, shape or device) of the form "NAME must be WHAT, got VALUE".
 """
+
 import itertools
 import math
 import weakref
@@ -19,8 +20,9 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
     """``value`` must be one of the ``options``."""
     if value not in options:
-        raise ValueError(f'{name} must be one of ' + ', '.join(repr(x) for x in options) +
-                         f', got {value!r}')
+        raise ValueError(
+            f'{name} must be one of ' + ', '.join(repr(x) for x in options) + f', got {value!r}'
+        )
 
 
 def is_number(value: object) -> bool:
@@ -79,8 +81,9 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor | None, tokens: Tensor) -> No
         if end < start:
             raise ValueError(f'{name} must not decrease, got {end} after {start} at index {i + 1}')
     if values[-1] > num_tokens:
-        raise ValueError(f'{name} must end with at most {num_tokens}, the number of tokens, got '
-                         f'{values[-1]}')
+        raise ValueError(
+            f'{name} must end with at most {num_tokens}, the number of tokens, got {values[-1]}'
+        )
 
 
 def check_valid_hw(valid_hw: Tensor | None, maps: Tensor) -> None:
@@ -93,8 +96,10 @@ def check_valid_hw(valid_hw: Tensor | None, maps: Tensor) -> None:
         raise ValueError(f'valid_hw must have shape ({batch}, 2), got {tuple(valid_hw.shape)}')
     for i, (h, w) in enumerate(_host_values(valid_hw) or ()):
         if not (0 <= h <= height and 0 <= w <= width):
-            raise ValueError(f'valid_hw must be at most {height} x {width}, the size of the map, '
-                             f'and not negative, got {h} x {w} for image {i}')
+            raise ValueError(
+                f'valid_hw must be at most {height} x {width}, the size of the map, '
+                f'and not negative, got {h} x {w} for image {i}'
+            )
 
 
 def _check_integers(name: str, x: Tensor, like: Tensor) -> None:

@@ -1,4 +1,5 @@
 """The compiled library with the operators ``torch.ops.l2vit_mm``, where it was built."""
+
 import functools
 import re
 import warnings
@@ -9,8 +10,10 @@ import torch
 from l2vit_mm.ops.checks import check_one_of
 
 _FILE = Path(__file__).parent.parent / '_C.abi3.so'
-_HOW = ('to build them, run pip install --no-build-isolation --no-deps . in its source folder '
-        '(docs/install.md)')
+_HOW = (
+    'to build them, run pip install --no-build-isolation --no-deps . in its source folder '
+    '(docs/install.md)'
+)
 
 
 def _load() -> str | None:
@@ -19,8 +22,10 @@ def _load() -> str | None:
     try:
         torch.ops.load_library(_FILE)
     except OSError as error:  # a missing symbol, most often
-        return (f'{_FILE} does not load with torch {torch.__version__} '
-                f'({error.__cause__ or error}); {_HOW}')
+        return (
+            f'{_FILE} does not load with torch {torch.__version__} '
+            f'({error.__cause__ or error}); {_HOW}'
+        )
     return None
 
 
@@ -58,8 +63,10 @@ def missing_for(device: torch.device) -> str | None:
         return None
     capability = torch.cuda.get_device_capability(device)
     if not built_for(capability, _archs):
-        return (f'the compiled operators of l2vit_mm were built for the compute capabilities '
-                f"{', '.join(_archs)}, and {device} has {capability[0]}.{capability[1]}; {_HOW}")
+        return (
+            f'the compiled operators of l2vit_mm were built for the compute capabilities '
+            f'{", ".join(_archs)}, and {device} has {capability[0]}.{capability[1]}; {_HOW}'
+        )
     return None
 
 

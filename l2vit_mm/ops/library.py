@@ -4,6 +4,7 @@ The schemas and kernels are registered in C++ (``csrc/*.cpp``). These functions 
 fake kernels (shapes and types without values), autograd, FLOP formulas and autocast. A
 ``registration.py`` calls them if :func:`extension.load_error` returns None.
 """
+
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,8 +16,14 @@ _NAMESPACE = 'l2vit_mm'
 _library = torch.library.Library(_NAMESPACE, 'FRAGMENT')
 
 
-def register_operator(name: str, *, fake: Callable[..., Any], setup_context: Callable[..., None],
-                      backward: Callable[..., Any], flops: Callable[..., int]) -> None:
+def register_operator(
+    name: str,
+    *,
+    fake: Callable[..., Any],
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+    flops: Callable[..., int],
+) -> None:
     """Registers a differentiable operator.
 
     Args:
@@ -36,8 +43,9 @@ def register_operator(name: str, *, fake: Callable[..., Any], setup_context: Cal
 def register_backward(name: str, *, fake: Callable[..., Any], flops: Callable[..., int]) -> None:
     """Registers the backward of an operator, which has no derivative itself: calling its backward
     is a NotImplementedError, where torch would return wrong second derivatives."""
-    register_operator(name, fake=fake, setup_context=_save_nothing,
-                      backward=_no_second_derivative, flops=flops)
+    register_operator(
+        name, fake=fake, setup_context=_save_nothing, backward=_no_second_derivative, flops=flops
+    )
 
 
 def register_autocast(name: str, function: Callable[..., Any]) -> None:
@@ -51,5 +59,7 @@ def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
-    raise NotImplementedError('the compiled operators of l2vit_mm have first derivatives only; '
-                              "backend='reference' has all")
+    raise NotImplementedError(
+        'the compiled operators of l2vit_mm have first derivatives only; '
+        "backend='reference' has all"
+    )

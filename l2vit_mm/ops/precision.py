@@ -1,4 +1,5 @@
 """The types that operators compute in: float64 for float64, float32 for all others."""
+
 import contextlib
 
 import torch

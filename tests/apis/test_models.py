@@ -1,4 +1,5 @@
 """Models by name, with published weights."""
+
 import pytest
 import safetensors.torch
 import torch
@@ -9,14 +10,19 @@ from l2vit_mm.backbones import L2ViT
 from tests import golden
 
 GOLDEN = golden.load_all()
-NAMES = {'l2vit_t_cls': 'l2vit-tiny', 'flatten_pvt_t': 'flatten-pvt-tiny',
-         'flatten_pvt_v2_b0': 'flatten-pvt-v2-b0', 'flatten_swin_t': 'flatten-swin-tiny',
-         'flatten_cswin_t': 'flatten-cswin-tiny'}
+NAMES = {
+    'l2vit_t_cls': 'l2vit-tiny',
+    'flatten_pvt_t': 'flatten-pvt-tiny',
+    'flatten_pvt_v2_b0': 'flatten-pvt-v2-b0',
+    'flatten_swin_t': 'flatten-swin-tiny',
+    'flatten_cswin_t': 'flatten-cswin-tiny',
+}
 
 
 # The form of a file has nothing to do with the names in it.
-@pytest.mark.parametrize('name, form', [
-    *((name, 'pth') for name in NAMES), ('flatten_pvt_v2_b0', 'safetensors')])
+@pytest.mark.parametrize(
+    'name, form', [*((name, 'pth') for name in NAMES), ('flatten_pvt_v2_b0', 'safetensors')]
+)
 def test_published_files_give_the_published_logits(name, form, tmp_path):
     file = tmp_path / f'file.{form}'
     state = golden.state_dict(GOLDEN[name])
@@ -25,7 +31,7 @@ def test_published_files_give_the_published_logits(name, form, tmp_path):
     else:
         safetensors.torch.save_file(state, file)
     model = l2vit_mm.get_model(NAMES[name], task='classifier', pretrained=file).eval()
-    run, = GOLDEN[name]['runs']
+    (run,) = GOLDEN[name]['runs']
     with torch.no_grad():
         logits = model(golden.image(run))
     assert golden.error(logits, run['outputs']['logits']) < 1e-4
@@ -51,5 +57,6 @@ def test_errors(tmp_path):
     with pytest.raises(RuntimeError, match='its backbone looks like flatten-swin-tiny; '):
         l2vit_mm.get_model('l2vit-tiny', task='classifier', pretrained=tmp_path / 'file.pth')
     with pytest.raises(RuntimeError, match='shape: head.fc.bias, head.fc.weight'):
-        l2vit_mm.get_model('flatten-swin-tiny', task='classifier', num_classes=9,
-                           pretrained=tmp_path / 'file.pth')
+        l2vit_mm.get_model(
+            'flatten-swin-tiny', task='classifier', num_classes=9, pretrained=tmp_path / 'file.pth'
+        )

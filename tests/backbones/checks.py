@@ -67,8 +67,8 @@ def padding_does_not_count(cls):
         image[:, :h, :w] = torch.randn(3, h, w)
     outs = model(images, torch.tensor(sizes))
     for index, (h, w) in enumerate(sizes):
-        for out, alone in zip(outs, model(images[index:index + 1, :, :h, :w]), strict=True):
-            inside = out[index, :, :alone.shape[2], :alone.shape[3]]
+        for out, alone in zip(outs, model(images[index : index + 1, :, :h, :w]), strict=True):
+            inside = out[index, :, : alone.shape[2], : alone.shape[3]]
             torch.testing.assert_close(inside, alone[0])
             assert out[index].count_nonzero() == inside.count_nonzero()
 
@@ -82,8 +82,9 @@ def every_parameter_gets_a_gradient(cls):
         for indices in itertools.combinations(range(count), length):
             model = make(cls, out_indices=indices).train()
             sum(out.square().mean() for out in model(image)).backward()
-            assert [n for n, p in model.named_parameters()
-                    if p.grad is None or not p.grad.any()] == [], indices
+            assert [
+                n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()
+            ] == [], indices
 
 
 def order_of_out_indices(cls):
@@ -145,9 +146,14 @@ def frozen_stages(cls):
         assert model.train() is model
         for name, parameter in model.named_parameters():
             kind, number, *_ = name.split('.')
-            is_frozen = (frozen >= 0 and kind == 'stem'
-                         or kind in ('stages', 'stage_norms') and int(number) < frozen
-                         or kind == 'downsamples' and int(number) + 1 < frozen)
+            is_frozen = (
+                frozen >= 0
+                and kind == 'stem'
+                or kind in ('stages', 'stage_norms')
+                and int(number) < frozen
+                or kind == 'downsamples'
+                and int(number) + 1 < frozen
+            )
             assert parameter.requires_grad != is_frozen, name
         assert model.stem.training == (frozen < 0)
         assert [stage.training for stage in model.stages] == [i >= frozen for i in range(count)]
@@ -164,9 +170,9 @@ def layer_depths(cls):
         kind, number, *rest = name.split('.')
         expected = {
             'stem': lambda: 0,
-            'stages': lambda: sum(depths[:int(number)]) + int(rest[0]) + 1,
-            'downsamples': lambda: sum(depths[:int(number) + 1]) + 1,
-            'stage_norms': lambda: sum(depths[:int(number) + 1]),
+            'stages': lambda: sum(depths[: int(number)]) + int(rest[0]) + 1,
+            'downsamples': lambda: sum(depths[: int(number) + 1]) + 1,
+            'stage_norms': lambda: sum(depths[: int(number) + 1]),
         }.get(kind, lambda: total - 1)()
         assert (depth, count) == (expected, total), name
     assert model.get_layer_depth('neck.convs.0.weight', 'backbone.') == (total - 1, total)
@@ -209,8 +215,9 @@ def half_precision_weights(cls):
 
 
 def unknown_arguments(cls):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'out_indexes'; did you mean "
-                       "'out_indices'"):
+    with pytest.raises(
+        TypeError, match="unexpected keyword argument 'out_indexes'; did you mean 'out_indices'"
+    ):
         cls(cls.test_arch, out_indexes=(0,))
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'xyzzy'$"):
         cls(cls.test_arch, xyzzy=1)
@@ -222,10 +229,17 @@ def bad_images(cls):
             make(cls)(torch.zeros(shape))
 
 
-CHECKS = [check for name, check in list(globals().items())
-          if getattr(check, '__module__', None) == __name__ and name not in ('make', 'randomized')]
-# Of a test that runs them. Graphs of symbolic sizes take up to half a minute.
+CHECKS = [
+    check
+    for name, check in list(globals().items())
+    if getattr(check, '__module__', None) == __name__ and name not in ('make', 'randomized')
+]
+# Of a test that runs them. Graphs of symbolic sizes take up to half a minute each.
 PARAMS = [
-    pytest.param(check, id=check.__name__,
-                 marks=[pytest.mark.slow] if check is compiles_as_one_graph else [])
-    for check in CHECKS]
+    pytest.param(
+        check,
+        id=check.__name__,
+        marks=[pytest.mark.slow] if check is compiles_as_one_graph else [],
+    )
+    for check in CHECKS
+]

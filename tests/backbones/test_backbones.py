@@ -51,9 +51,12 @@ def test_published_values(name, model, dtype):
                 head = BACKBONES[name](**{**figures['backbone'], 'out_indices': (3,)})
                 head.load_state_dict(published, strict=True)
                 with torch.no_grad():
-                    features, = head.to(dtype).eval()(image)
-                out = F.linear(features.mean((2, 3)), published['head.weight'].to(dtype),
-                               published['head.bias'].to(dtype))
+                    (features,) = head.to(dtype).eval()(image)
+                out = F.linear(
+                    features.mean((2, 3)),
+                    published['head.weight'].to(dtype),
+                    published['head.bias'].to(dtype),
+                )
             else:
                 out = maps[int(key.removeprefix('stage'))]
                 if len(expected['shape']) == 3:  # tokens
@@ -65,8 +68,9 @@ def test_published_values(name, model, dtype):
 
 def test_list_of_models():
     names = list_models()
-    assert {'l2vit-tiny', 'flatten-pvt-v2-b5', 'flatten-swin-base-384',
-            'flatten-deit-base'} < {*names}
+    assert {'l2vit-tiny', 'flatten-pvt-v2-b5', 'flatten-swin-base-384', 'flatten-deit-base'} < {
+        *names
+    }
     assert len(names) == len(set(names)) == sum(len(cls.arch_zoo) for cls in BACKBONES.values())
     for name in names:
         cls, arch = find_model(name)
@@ -90,7 +94,9 @@ def test_table_of_the_docs():
 
 
 def test_table_of_the_readme():
-    rows = dict(re.findall(r'^\| `(\w+)` \| (.*?) \|', (DOCS.parent / 'README.md').read_text(), re.M))
+    rows = dict(
+        re.findall(r'^\| `(\w+)` \| (.*?) \|', (DOCS.parent / 'README.md').read_text(), re.M)
+    )
     assert rows.keys() == {cls.__name__ for cls in BACKBONES.values()}
     for cls in BACKBONES.values():
         row = rows[cls.__name__]
@@ -105,8 +111,9 @@ def _ddp_steps(rank, file):
         with torch.device('meta'):
             count = cls(cls.test_arch).num_stages
         for index in range(count):
-            model = DistributedDataParallel(checks.make(cls, out_indices=(index,)),
-                                            find_unused_parameters=False)
+            model = DistributedDataParallel(
+                checks.make(cls, out_indices=(index,)), find_unused_parameters=False
+            )
             for _ in range(2):  # DDP complains of the first step in the second one
                 sum(out.square().mean() for out in model(torch.randn(2, 3, 40, 48))).backward()
     dist.destroy_process_group()
@@ -119,14 +126,18 @@ def test_ddp_without_unused_parameters(tmp_path):
 
 def test_a_name_is_registered_once():
     from l2vit_mm.backbones import L2ViT, register_backbone
+
     with pytest.raises(ValueError, match="name must be a new one, got 'l2vit'.*L2ViT"):
         register_backbone('l2vit', test_arch='pico')(type('Other', (L2ViT,), {}))
 
 
 def test_the_base_is_abstract():
     from l2vit_mm.backbones import BaseBackbone
+
     with pytest.raises(TypeError, match='abstract class BaseBackbone'):
-        BaseBackbone(in_channels=3, channels=(8,), strides=(4,), stem=torch.nn.Identity(), stages=[])
+        BaseBackbone(
+            in_channels=3, channels=(8,), strides=(4,), stem=torch.nn.Identity(), stages=[]
+        )
 
 
 def test_a_larger_arch_is_no_stage_that_is_not_built():

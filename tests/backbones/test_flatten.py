@@ -1,4 +1,5 @@
 """The FLatten families: published values and names, sizes, arguments."""
+
 import math
 
 import pytest
@@ -22,15 +23,19 @@ from tests.backbones.checks import make, randomized
 
 MODELS = golden.load_all()
 # How the models of the published figures are built here.
-PUBLISHED = {model: (cls, figures['backbone'])
-             for name, cls in registered_backbones().items() if name != 'l2vit'
-             for model, figures in golden.load(name).items()}
+PUBLISHED = {
+    model: (cls, figures['backbone'])
+    for name, cls in registered_backbones().items()
+    if name != 'l2vit'
+    for model, figures in golden.load(name).items()
+}
 FAMILIES = (FLattenPVT, FLattenPVTv2, FLattenSwin, FLattenCSWin, FLattenDeiT)
 
 
 def small(family, arch=(), **kwargs):
-    return make(family, **kwargs) if not arch else family({**family.test_arch, **dict(arch)},
-                                                          **kwargs)
+    return (
+        make(family, **kwargs) if not arch else family({**family.test_arch, **dict(arch)}, **kwargs)
+    )
 
 
 by_family = pytest.mark.parametrize('family', FAMILIES, ids=lambda family: family.__name__)
@@ -44,8 +49,10 @@ def linear(name, inputs, outputs, bias=True):
 
 
 def conv(name, inputs, outputs, kernel, groups=1):
-    return {f'{name}.weight': [outputs, inputs // groups, kernel, kernel],
-            f'{name}.bias': [outputs]}
+    return {
+        f'{name}.weight': [outputs, inputs // groups, kernel, kernel],
+        f'{name}.bias': [outputs],
+    }
 
 
 def norm(name, channels):
@@ -53,22 +60,33 @@ def norm(name, channels):
 
 
 def mlp(name, channels, hidden, depthwise=False):
-    return {**linear(f'{name}.fc1', channels, hidden), **linear(f'{name}.fc2', hidden, channels),
-            **(conv(f'{name}.dwconv.dwconv', hidden, hidden, 3, hidden) if depthwise else {})}
+    return {
+        **linear(f'{name}.fc1', channels, hidden),
+        **linear(f'{name}.fc2', hidden, channels),
+        **(conv(f'{name}.dwconv.dwconv', hidden, hidden, 3, hidden) if depthwise else {}),
+    }
 
 
 def focused(name, channels, heads, num_keys):
     dim = channels // heads
-    return {f'{name}.scale': [1, 1, channels],
-            f'{name}.positional_encoding': [1, num_keys, channels],
-            **conv(f'{name}.dwc', dim, dim, 5, dim)}
+    return {
+        f'{name}.scale': [1, 1, channels],
+        f'{name}.positional_encoding': [1, num_keys, channels],
+        **conv(f'{name}.dwc', dim, dim, 5, dim),
+    }
 
 
 def pyramid_keys(settings, v2, sr_ratios=(1, 1, 1, 1)):
     keys, before, side = {}, 3, 56
-    for index, (c, depth, heads, ratio, r) in enumerate(zip(
-            settings['channels'], settings['depths'], settings['num_heads'],
-            settings['mlp_ratios'], sr_ratios)):
+    for index, (c, depth, heads, ratio, r) in enumerate(
+        zip(
+            settings['channels'],
+            settings['depths'],
+            settings['num_heads'],
+            settings['mlp_ratios'],
+            sr_ratios,
+        )
+    ):
         s = str(index + 1)
         kernel = (3 if index else 7) if v2 else (2 if index else 4)
         keys |= conv(f'patch_embed{s}.proj', before, c, kernel) | norm(f'patch_embed{s}.norm', c)
@@ -76,7 +94,7 @@ def pyramid_keys(settings, v2, sr_ratios=(1, 1, 1, 1)):
         for block in range(depth):
             b = f'block{s}.{block}'
             keys |= norm(f'{b}.norm1', c) | norm(f'{b}.norm2', c)
-            keys |= focused(f'{b}.attn', c, heads, (side // r)**2)
+            keys |= focused(f'{b}.attn', c, heads, (side // r) ** 2)
             keys |= linear(f'{b}.attn.q', c, c) | linear(f'{b}.attn.kv', c, 2 * c)
             keys |= linear(f'{b}.attn.proj', c, c) | mlp(f'{b}.mlp', c, c * ratio, v2)
             if r > 1:
@@ -89,8 +107,9 @@ def swin_keys(settings, size, window):
     first = settings['channels'][0]
     keys = conv('patch_embed.proj', 3, first, 4) | norm('patch_embed.norm', first)
     side, n = size // 4, window * window
-    for index, (c, depth, heads) in enumerate(zip(
-            settings['channels'], settings['depths'], settings['num_heads'])):
+    for index, (c, depth, heads) in enumerate(
+        zip(settings['channels'], settings['depths'], settings['num_heads'])
+    ):
         for block in range(depth):
             b = f'layers.{index}.blocks.{block}'
             keys |= norm(f'{b}.norm1', c) | norm(f'{b}.norm2', c) | mlp(f'{b}.mlp', c, 4 * c)
@@ -98,10 +117,10 @@ def swin_keys(settings, size, window):
             if index < 2:
                 keys |= focused(f'{b}.attn', c, heads, side * side)
                 continue
-            keys[f'{b}.attn.relative_position_bias_table'] = [(2 * window - 1)**2, heads]
+            keys[f'{b}.attn.relative_position_bias_table'] = [(2 * window - 1) ** 2, heads]
             keys[f'{b}.attn.relative_position_index'] = [n, n]
             if block % 2 and side > window:
-                keys[f'{b}.attn_mask'] = [(side // window)**2, n, n]
+                keys[f'{b}.attn_mask'] = [(side // window) ** 2, n, n]
         if index < 3:
             d = f'layers.{index}.downsample'
             keys |= norm(f'{d}.norm', 4 * c) | linear(f'{d}.reduction', 4 * c, 2 * c, bias=False)
@@ -113,8 +132,9 @@ def cswin_keys(settings, size):
     first = settings['channels'][0]
     keys = conv('stage1_conv_embed.0', 3, first, 7) | norm('stage1_conv_embed.2', first)
     side = size // 4
-    for index, (c, depth, heads) in enumerate(zip(
-            settings['channels'], settings['depths'], settings['num_heads'])):
+    for index, (c, depth, heads) in enumerate(
+        zip(settings['channels'], settings['depths'], settings['num_heads'])
+    ):
         for block in range(depth):
             b = f'stage{index + 1}.{block}'
             keys |= norm(f'{b}.norm1', c) | norm(f'{b}.norm2', c) | mlp(f'{b}.mlp', c, 4 * c)
@@ -143,25 +163,33 @@ def published_keys(family, arch):
 
 
 def count(keys):
-    return sum(math.prod(shape) for name, shape in keys.items()
-               if not name.endswith(('relative_position_index', 'attn_mask')))
+    return sum(
+        math.prod(shape)
+        for name, shape in keys.items()
+        if not name.endswith(('relative_position_index', 'attn_mask'))
+    )
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_rules_of_the_families_give_the_published_keys(name):
     family, kwargs = PUBLISHED[name]
-    keys = (pyramid_keys(family.arch_zoo['tiny'], False, kwargs['sr_ratios'])
-            if 'sr_ratios' in kwargs else published_keys(family, kwargs['arch']))
+    keys = (
+        pyramid_keys(family.arch_zoo['tiny'], False, kwargs['sr_ratios'])
+        if 'sr_ratios' in kwargs
+        else published_keys(family, kwargs['arch'])
+    )
     assert keys == MODELS[name]['keys']
     assert count(keys) == MODELS[name]['params']
 
 
-ARCHES = [(family, arch) for family in FAMILIES if family is not FLattenDeiT
-          for arch in family.arch_zoo]
+ARCHES = [
+    (family, arch) for family in FAMILIES if family is not FLattenDeiT for arch in family.arch_zoo
+]
 
 
-@pytest.mark.parametrize('family, arch', ARCHES,
-                         ids=lambda x: x if isinstance(x, str) else x.__name__)
+@pytest.mark.parametrize(
+    'family, arch', ARCHES, ids=lambda x: x if isinstance(x, str) else x.__name__
+)
 def test_keys_and_parameters_of_each_arch(family, arch):
     keys = published_keys(family, arch)
     with torch.device('meta'):
@@ -172,19 +200,27 @@ def test_keys_and_parameters_of_each_arch(family, arch):
     assert renamed.keys() == own.keys() == model.state_dict().keys()
     for name, shape in renamed.items():
         assert math.prod(shape) == own[name].numel(), name
-    dropped = count({key: shape for key, shape in keys.items()
-                     if family.published_names.ours(key) is None})
+    dropped = count(
+        {key: shape for key, shape in keys.items() if family.published_names.ours(key) is None}
+    )
     assert sum(p.numel() for p in own.values()) + dropped == count(keys)
     # And back.
     with torch.device('meta'):
         published = to_published(model, model.state_dict())
     assert {name: [*value.shape] for name, value in published.items()} == {
-        name: shape for name, shape in keys.items() if not name.startswith('head.')}
+        name: shape for name, shape in keys.items() if not name.startswith('head.')
+    }
 
 
-@pytest.mark.parametrize('family, arch, parameters', [
-    (FLattenPVT, 'tiny', 12_149_480), (FLattenPVTv2, 'b0', 3_594_824),
-    (FLattenSwin, 'tiny', 29_192_384), (FLattenCSWin, 'tiny', 21_201_768)])
+@pytest.mark.parametrize(
+    'family, arch, parameters',
+    [
+        (FLattenPVT, 'tiny', 12_149_480),
+        (FLattenPVTv2, 'b0', 3_594_824),
+        (FLattenSwin, 'tiny', 29_192_384),
+        (FLattenCSWin, 'tiny', 21_201_768),
+    ],
+)
 def test_parameters_of_classifiers(family, arch, parameters):
     with torch.device('meta'):
         model = family(arch, out_indices=(3,))
@@ -192,15 +228,24 @@ def test_parameters_of_classifiers(family, arch, parameters):
     assert sum(p.numel() for m in (model, head) for p in m.parameters()) == parameters
 
 
-@pytest.mark.parametrize('arch, channels, heads', [
-    ('tiny', 192, 3), ('small', 384, 6), ('base', 768, 12)])
+@pytest.mark.parametrize(
+    'arch, channels, heads', [('tiny', 192, 3), ('small', 384, 6), ('base', 768, 12)]
+)
 def test_keys_and_parameters_of_deit(arch, channels, heads):
     with torch.device('meta'):
         model = FLattenDeiT(arch)
     c = channels
-    block = {f'attn.core.{n}': s for n, s in dict(
-        scale=[c], **{'position.table': [14, 14, c], 'dwc.weight': [c // heads, 1, 5, 5],
-                      'dwc.bias': [c // heads]}).items()}
+    block = {
+        f'attn.core.{n}': s
+        for n, s in dict(
+            scale=[c],
+            **{
+                'position.table': [14, 14, c],
+                'dwc.weight': [c // heads, 1, 5, 5],
+                'dwc.bias': [c // heads],
+            },
+        ).items()
+    }
     block |= linear('attn.qkv', c, 3 * c) | linear('attn.proj', c, c)
     block |= norm('attn_norm', c) | norm('mlp_norm', c) | mlp('mlp', c, 4 * c)
     keys = {f'stages.{i}.0.{n}': s for i in range(12) for n, s in block.items()}
@@ -217,8 +262,12 @@ def test_drop_path_rises_linearly(family):
 
 @by_family
 def test_initialisation(family):
-    model = small(family, arch=dict(channels=64, num_heads=4) if family is FLattenDeiT else
-                  dict(channels=(32, 64, 64)[:len(family.test_arch['channels'])]))
+    model = small(
+        family,
+        arch=dict(channels=64, num_heads=4)
+        if family is FLattenDeiT
+        else dict(channels=(32, 64, 64)[: len(family.test_arch['channels'])]),
+    )
     block = model.stages[1][0]
     assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not block.mlp.fc1.bias.any()
@@ -228,7 +277,7 @@ def test_initialisation(family):
         if name == 'stem.position.table' or name.endswith('bias.table'):
             assert parameter.std().item() == pytest.approx(0.02, rel=0.15), name
     if family is FLattenPVTv2:  # fan-out counts the channels of a group: one
-        assert block.mlp.dwconv.weight.std().item() == pytest.approx((2 / 9)**0.5, rel=0.15)
+        assert block.mlp.dwconv.weight.std().item() == pytest.approx((2 / 9) ** 0.5, rel=0.15)
         assert not model.stem.proj.bias.any()
 
 
@@ -255,8 +304,9 @@ def test_published_file_loads_through_init_cfg_at_another_resolution(name, tmp_p
     published = golden.state_dict(MODELS[name])
     path = tmp_path / 'published.pth'
     torch.save({'model': published, 'epoch': 299}, path)
-    model = family(**kwargs, pretrain_size=288,
-                   init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    model = family(
+        **kwargs, pretrain_size=288, init_cfg=dict(type='Pretrained', checkpoint=str(path))
+    )
     model.init_weights()  # raises where a parameter is left unset
     state = model.state_dict()
     tables = 0
@@ -268,8 +318,12 @@ def test_published_file_loads_through_init_cfg_at_another_resolution(name, tmp_p
             tables += 1
             old, new = math.isqrt(value.shape[1]), state[ours].shape[0]
             mode = 'bilinear' if 'pos_embed' in key else 'bicubic'
-            value = F.interpolate(value.reshape(1, old, old, -1).permute(0, 3, 1, 2), (new, new),
-                                  mode=mode, align_corners=False)[0].permute(1, 2, 0)
+            value = F.interpolate(
+                value.reshape(1, old, old, -1).permute(0, 3, 1, 2),
+                (new, new),
+                mode=mode,
+                align_corners=False,
+            )[0].permute(1, 2, 0)
         torch.testing.assert_close(state[ours], value.reshape(state[ours].shape))
     assert tables >= 4
     # And a file trained here, at yet another.
@@ -344,8 +398,13 @@ def test_epsilon_of_deit_is_that_of_vision_transformers():
 
 
 def kinds(model):
-    return [''.join('L' if type(getattr(block.attn, 'core', None)).__name__.startswith('Focused')
-                    else 'S' for block in stage) for stage in model.stages]
+    return [
+        ''.join(
+            'L' if type(getattr(block.attn, 'core', None)).__name__.startswith('Focused') else 'S'
+            for block in stage
+        )
+        for stage in model.stages
+    ]
 
 
 def test_attn_types():
@@ -359,8 +418,13 @@ def test_attn_types():
 
 def test_reduction_of_pvt():
     def reductions(**kwargs):
-        return [[1 if block.attn.reduction is None else block.attn.reduction.stride[0]
-                 for block in stage] for stage in FLattenPVT('tiny', **kwargs).stages]
+        return [
+            [
+                1 if block.attn.reduction is None else block.attn.reduction.stride[0]
+                for block in stage
+            ]
+            for stage in FLattenPVT('tiny', **kwargs).stages
+        ]
 
     assert reductions() == [[1, 1]] * 4
     assert reductions(attn_types='SSSS') == [[8, 8], [4, 4], [2, 2], [1, 1]]
@@ -395,8 +459,9 @@ def test_linear_windows(family):
         image = torch.randn(1, 3, *size)
         torch.testing.assert_close(same(image), whole(image))
     # In smaller windows, the top left one doesn't see what is right of it.
-    windowed = randomized(small(family, linear_window_size=(4,) + (None,) * (n - 1),
-                                out_indices=(0,))).eval()
+    windowed = randomized(
+        small(family, linear_window_size=(4,) + (None,) * (n - 1), out_indices=(0,))
+    ).eval()
     image = torch.randn(1, 3, 48, 64)
     changed = image.clone()
     changed[..., 28:] += 1
@@ -412,39 +477,103 @@ def test_softmax_windows_and_stripes():
     model = FLattenSwin('tiny')
     assert [block.attn.window.shift for block in model.stages[2]] == [False, True] * 3
     assert {block.attn.window.height for stage in model.stages[2:] for block in stage} == {7}
-    branches = [[(b.window.height, b.window.width) if b.window else None
-                 for b in stage[0].attn.branches]
-                for stage in FLattenCSWin('tiny', attn_types='SSSS').stages]
-    assert branches == [[(None, 1), (1, None)], [(None, 2), (2, None)], [(None, 7), (7, None)],
-                        [None]]
+    branches = [
+        [(b.window.height, b.window.width) if b.window else None for b in stage[0].attn.branches]
+        for stage in FLattenCSWin('tiny', attn_types='SSSS').stages
+    ]
+    assert branches == [
+        [(None, 1), (1, None)],
+        [(None, 2), (2, None)],
+        [(None, 7), (7, None)],
+        [None],
+    ]
     assert [len(stage[0].attn.branches) for stage in FLattenCSWin('tiny').stages] == [1, 1, 2, 1]
     assert FLattenSwin.arch_zoo['base-384']['window_size'] == 12
     assert FLattenCSWin.arch_zoo['base-384']['split_sizes'] == (1, 2, 12, 12)
 
 
-@pytest.mark.parametrize('family, kwargs, error, message', [
-    (FLattenPVT, dict(arch='huge'), ValueError, "arch must be one of tiny, small.*, got 'huge'"),
-    (FLattenPVT, dict(attn_types='LXLL'), ValueError, "must be a string of 'L' and 'S', got"),
-    (FLattenPVT, dict(attn_types='LLL'), ValueError, 'one per stage .4. or one per block .8.'),
-    (FLattenPVT, dict(sr_ratios=(8, 4, 2)), ValueError, r'sr_ratios must be 4 numbers'),
-    (FLattenPVT, dict(sr_ratios=(8, 4, 2, 0)), ValueError, 'sr_ratios'),
-    (FLattenPVT, dict(attention='cosine'), ValueError, "attention must be .*, got 'cosine'"),
-    (FLattenPVT, dict(kernel_size=4), ValueError, 'kernel_size must be an odd number'),
-    (FLattenPVT, dict(focusing_factor=0), ValueError, 'focusing_factor must be a number over 0'),
-    (FLattenPVT, dict(drop_path_rate=1), ValueError, r'drop_path_rate must be in \[0, 1\), got 1'),
-    (FLattenPVT, dict(pretrain_size=0), ValueError, 'pretrain_size must be 1 pixel or more, got 0'),
-    (FLattenPVT, dict(window_size=7), TypeError,
-     r"FLattenPVT.__init__\(\) got an unexpected keyword argument 'window_size'"),
-    (FLattenSwin, dict(window_size=0), ValueError, 'window_size must be 1 token or more, got 0'),
-    (FLattenSwin, dict(linear_window_size=(56,)), ValueError, 'linear_window_size must be .*None'),
-    (FLattenSwin, dict(linear_window_size=56), ValueError, 'linear_window_size must be .*, got 56'),
-    (FLattenCSWin, dict(split_sizes=(1, 2)), ValueError, 'split_sizes'),
-    (FLattenCSWin, dict(arch=dict(channels=(9, 9), depths=(1, 1), num_heads=(3, 3),
-                                  split_sizes=(1, 1), attn_types='S'), out_indices=(0,)),
-     ValueError, r'must have even num_heads .*, got \(3, 3\)'),
-    (FLattenDeiT, dict(out_indices=(12,)), ValueError, 'out_indices'),
-    (FLattenDeiT, dict(arch=dict(channels=8, depth=2)), ValueError, 'num_heads'),
-])
+@pytest.mark.parametrize(
+    'family, kwargs, error, message',
+    [
+        (
+            FLattenPVT,
+            dict(arch='huge'),
+            ValueError,
+            "arch must be one of tiny, small.*, got 'huge'",
+        ),
+        (FLattenPVT, dict(attn_types='LXLL'), ValueError, "must be a string of 'L' and 'S', got"),
+        (FLattenPVT, dict(attn_types='LLL'), ValueError, 'one per stage .4. or one per block .8.'),
+        (FLattenPVT, dict(sr_ratios=(8, 4, 2)), ValueError, r'sr_ratios must be 4 numbers'),
+        (FLattenPVT, dict(sr_ratios=(8, 4, 2, 0)), ValueError, 'sr_ratios'),
+        (FLattenPVT, dict(attention='cosine'), ValueError, "attention must be .*, got 'cosine'"),
+        (
+            FLattenPVT,
+            dict(kernel_size=4),
+            ValueError,
+            'kernel_size must be a positive odd integer, got 4',
+        ),
+        (
+            FLattenPVT,
+            dict(focusing_factor=0),
+            ValueError,
+            'focusing_factor must be a positive number, got 0',
+        ),
+        (
+            FLattenPVT,
+            dict(drop_path_rate=1),
+            ValueError,
+            r'drop_path_rate must be in \[0, 1\), got 1',
+        ),
+        (
+            FLattenPVT,
+            dict(pretrain_size=0),
+            ValueError,
+            'pretrain_size must be 1 pixel or more, got 0',
+        ),
+        (
+            FLattenPVT,
+            dict(window_size=7),
+            TypeError,
+            r"FLattenPVT.__init__\(\) got an unexpected keyword argument 'window_size'",
+        ),
+        (
+            FLattenSwin,
+            dict(window_size=0),
+            ValueError,
+            'window_size must be 1 token or more, got 0',
+        ),
+        (
+            FLattenSwin,
+            dict(linear_window_size=(56,)),
+            ValueError,
+            'linear_window_size must be .*None',
+        ),
+        (
+            FLattenSwin,
+            dict(linear_window_size=56),
+            ValueError,
+            'linear_window_size must be .*, got 56',
+        ),
+        (FLattenCSWin, dict(split_sizes=(1, 2)), ValueError, 'split_sizes'),
+        (
+            FLattenCSWin,
+            dict(
+                arch=dict(
+                    channels=(9, 9),
+                    depths=(1, 1),
+                    num_heads=(3, 3),
+                    split_sizes=(1, 1),
+                    attn_types='S',
+                ),
+                out_indices=(0,),
+            ),
+            ValueError,
+            r'must have even num_heads .*, got \(3, 3\)',
+        ),
+        (FLattenDeiT, dict(out_indices=(12,)), ValueError, 'out_indices'),
+        (FLattenDeiT, dict(arch=dict(channels=8, depth=2)), ValueError, 'num_heads'),
+    ],
+)
 def test_bad_arguments(family, kwargs, error, message):
     with pytest.raises(error, match=message):
         family(**kwargs)
@@ -462,7 +591,7 @@ def amp_train(family, device, dtype, steps=20):
             if name.startswith('stem.proj') or '.qkv.' in name or '.q.' in name or '.kv.' in name:
                 parameter.mul_(50)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16, init_scale=128.)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16, init_scale=128.0)
     image = 50 * torch.randn(2, 3, 64, 96, device=device)
     for _ in range(steps):
         with torch.autocast(device, dtype):

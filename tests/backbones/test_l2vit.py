@@ -139,7 +139,8 @@ def test_checkpointing_keeps_fewer_activations():
     def kept(with_cp):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(
-                lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            lambda x: sizes.append(x.numel()) or x, lambda x: x
+        ):
             pico(with_cp=with_cp).train()(torch.randn(2, 3, 64, 64))
         return sum(sizes)
 
@@ -157,8 +158,10 @@ def test_drop_path_rises_linearly():
 
 def test_get_layer_depth():
     model = pico()
-    depths = {name: model.get_layer_depth('backbone.' + name, 'backbone.')
-              for name, _ in model.named_parameters()}
+    depths = {
+        name: model.get_layer_depth('backbone.' + name, 'backbone.')
+        for name, _ in model.named_parameters()
+    }
     assert {total for _, total in depths.values()} == {10}
     assert depths['stem.conv1.weight'][0] == 0
     assert depths['stages.0.0.attn.qkv.weight'][0] == 1
@@ -170,10 +173,12 @@ def test_get_layer_depth():
 
 
 def test_own_arch():
-    arch = dict(channels=(16, 32), depths=(1, 3), num_heads=(2, 4), window_size=4, mlp_ratio=2.)
+    arch = dict(channels=(16, 32), depths=(1, 3), num_heads=(2, 4), window_size=4, mlp_ratio=2.0)
     model = L2ViT(arch, out_indices=(0, 1))
-    assert [tuple(out.shape) for out in model(torch.randn(1, 3, 33, 17))] == [(1, 16, 9, 5),
-                                                                            (1, 32, 5, 3)]
+    assert [tuple(out.shape) for out in model(torch.randn(1, 3, 33, 17))] == [
+        (1, 16, 9, 5),
+        (1, 32, 5, 3),
+    ]
     assert model.stages[0][0].mlp.fc1.out_features == 32
     assert model.stages[0][0].attn.window == Window(4, 4)
 
@@ -185,7 +190,7 @@ def test_initialisation():
     assert qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert torch.all(qkv.bias == 0)
     conv = model.stem.conv2  # Kaiming, fan-out
-    assert conv.weight.std().item() == pytest.approx((2 / (32 * 9))**0.5, rel=0.05)
+    assert conv.weight.std().item() == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.05)
 
 
 def test_bfloat16_autocast_stays_near_float32():
@@ -200,13 +205,15 @@ def test_bfloat16_autocast_stays_near_float32():
 
 def test_pretrained_becomes_init_cfg(tmp_path):
     source = pico()
-    nn.init.constant_(source.stem.conv1.weight, 3.)
+    nn.init.constant_(source.stem.conv1.weight, 3.0)
     path = tmp_path / 'pico.pth'
     torch.save(source.state_dict(), path)
-    for model in (pico(pretrained=str(path)),
-                  pico(init_cfg=dict(type='Pretrained', checkpoint=str(path)))):
+    for model in (
+        pico(pretrained=str(path)),
+        pico(init_cfg=dict(type='Pretrained', checkpoint=str(path))),
+    ):
         model.init_weights()
-        assert torch.all(model.stem.conv1.weight == 3.)
+        assert torch.all(model.stem.conv1.weight == 3.0)
     with pytest.raises(ValueError, match='pretrained'):
         pico(pretrained=str(path), init_cfg=dict(type='Pretrained', checkpoint=str(path)))
 
@@ -230,34 +237,41 @@ def test_init_cfg_refuses_a_file_that_does_not_fit(tmp_path):
     state['stages.0.0.mlp.fc1.bias'] = torch.zeros(5)
     torch.save(state, path)
     model = pico(init_cfg=dict(type='Pretrained', checkpoint=path))
-    with pytest.raises(RuntimeError, match=r'missing: stem\.conv1\.bias; unexpected: '
-                       r'stages\.0\.0\.attn\.table; of another shape: stages\.0\.0\.mlp\.fc1\.bias'):
+    with pytest.raises(
+        RuntimeError,
+        match=r'missing: stem\.conv1\.bias; unexpected: '
+        r'stages\.0\.0\.attn\.table; of another shape: stages\.0\.0\.mlp\.fc1\.bias',
+    ):
         model.init_weights()
     torch.save(dict(state_dict=dict(backbone_of_another_kind=torch.zeros(1))), path)
     with pytest.raises(RuntimeError, match='backbone_of_another_kind'):
         pico(init_cfg=dict(type='Pretrained', checkpoint=path)).init_weights()
 
 
-@pytest.mark.parametrize('kwargs, error, message', [
-    (dict(arch='huge'), ValueError, "arch must be one of .*tiny.*base-384.*, got 'huge'"),
-    (dict(arch=3), TypeError, 'arch must be .*, got 3'),
-    (dict(arch=dict(channels=(8,), depths=(1,))), ValueError, 'num_heads'),
-    (dict(arch=dict(channels=(8,), depths=(1,), num_heads=(1,), heads=1)), ValueError, 'heads'),
-    (dict(arch=dict(channels=(8, 16), depths=(1,), num_heads=(1,))), ValueError, 'lengths'),
-    (dict(arch=dict(channels=(9,), depths=(1,), num_heads=(2,)), out_indices=(0,)), ValueError,
-     r'multiples of num_heads, got \(9,\) and \(2,\)'),
-    (dict(out_indices=(0, 4)), ValueError, r'out_indices must be .* 0 to 3, got \(0, 4\)'),
-    (dict(out_indices=3), ValueError, 'out_indices must be a sequence .*, got 3'),
-    (dict(out_indices=(-1,)), ValueError, 'out_indices'),
-    (dict(out_indices=(1, 1)), ValueError, 'out_indices'),
-    (dict(out_indices=()), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages must be from -1 to 4, got 5'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(window_size=0), ValueError, 'window_size must be 1 token or more, got 0'),
-    (dict(windows=7), TypeError, "argument 'windows'; did you mean 'window_size'"),
-])
+@pytest.mark.parametrize(
+    'kwargs, error, message',
+    [
+        (dict(arch='huge'), ValueError, "arch must be one of .*tiny.*base-384.*, got 'huge'"),
+        (dict(arch=3), TypeError, 'arch must be .*, got 3'),
+        (dict(arch=dict(channels=(8,), depths=(1,))), ValueError, 'num_heads'),
+        (dict(arch=dict(channels=(8,), depths=(1,), num_heads=(1,), heads=1)), ValueError, 'heads'),
+        (dict(arch=dict(channels=(8, 16), depths=(1,), num_heads=(1,))), ValueError, 'lengths'),
+        (
+            dict(arch=dict(channels=(9,), depths=(1,), num_heads=(2,)), out_indices=(0,)),
+            ValueError,
+            r'multiples of num_heads, got \(9,\) and \(2,\)',
+        ),
+        (dict(out_indices=(0, 4)), ValueError, r'out_indices must be .* 0 to 3, got \(0, 4\)'),
+        (dict(out_indices=3), ValueError, 'out_indices must be a sequence .*, got 3'),
+        (dict(out_indices=(-1,)), ValueError, 'out_indices'),
+        (dict(out_indices=(1, 1)), ValueError, 'out_indices'),
+        (dict(out_indices=()), ValueError, 'out_indices'),
+        (dict(frozen_stages=5), ValueError, 'frozen_stages must be from -1 to 4, got 5'),
+        (dict(drop_path_rate=1.0), ValueError, 'drop_path_rate'),
+        (dict(window_size=0), ValueError, 'window_size must be 1 token or more, got 0'),
+        (dict(windows=7), TypeError, "argument 'windows'; did you mean 'window_size'"),
+    ],
+)
 def test_bad_arguments(kwargs, error, message):
     with pytest.raises(error, match=message):
         L2ViT(**{'arch': 'pico', **kwargs})
-
-

@@ -1,4 +1,5 @@
 """The operators that compat supplies, against a compiled mmcv's figures and against autograd."""
+
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,13 @@ GOLDEN = {
 }
 DEVICES = [
     'cpu',
-    pytest.param('cuda', marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device'),
-    ]),
+    pytest.param(
+        'cuda',
+        marks=[
+            pytest.mark.cuda,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device'),
+        ],
+    ),
 ]
 
 
@@ -58,15 +62,16 @@ def test_nms_options_golden(device):
     boxes, scores = golden('boxes', device), golden('scores', device)
     _, index = ops.nms(boxes, scores, 0.5, score_threshold=0.3, max_num=7)
     assert_golden(index, 'nms_thr_index')
-    dets, index = ops.batched_nms(boxes, scores, golden('batched_idxs', device),
-                                  dict(type='nms', iou_threshold=0.5))
+    dets, index = ops.batched_nms(
+        boxes, scores, golden('batched_idxs', device), dict(type='nms', iou_threshold=0.5)
+    )
     assert_golden(dets, 'batched_nms_dets')
     assert_golden(index, 'batched_nms_index')
 
 
 def test_nms_compares_in_float32():
     # An IoU of just float32(0.1) is more than the double 0.1 but not more than mmcv's threshold.
-    boxes = torch.tensor([[0., 0., 10., 11.], [0., 0., 1., 11.]])
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 11.0], [0.0, 0.0, 1.0, 11.0]])
     assert float(np.float32(11) / np.float32(110)) > 0.1
     _, index = ops.nms(boxes, torch.tensor([0.9, 0.8]), 0.1)
     assert index.tolist() == [0, 1]
@@ -81,8 +86,14 @@ def test_nms_half(device, dtype):
 
 @pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
 def test_soft_nms_golden(device, method):
-    dets, index = ops.soft_nms(golden('boxes', device), golden('scores', device),
-                               iou_threshold=0.3, sigma=0.5, min_score=1e-3, method=method)
+    dets, index = ops.soft_nms(
+        golden('boxes', device),
+        golden('scores', device),
+        iou_threshold=0.3,
+        sigma=0.5,
+        min_score=1e-3,
+        method=method,
+    )
     assert_golden(dets, f'softnms_{method}_dets')
     assert_golden(index, f'softnms_{method}_index')
 
@@ -127,7 +138,7 @@ def test_soft_nms_order_and_ties(method, offset):
         corner = torch.randint(0, 12, (count, 2), generator=generator)
         size = torch.randint(1, 9, (count, 2), generator=generator)
         boxes = torch.cat((corner, corner + size), dim=1).float()
-        scores = torch.randint(1, 5, (count, ), generator=generator) / 4  # many are equal
+        scores = torch.randint(1, 5, (count,), generator=generator) / 4  # many are equal
         options = dict(iou_threshold=0.3, sigma=0.5, min_score=0.2, method=method, offset=offset)
         expected = soft_nms_one_by_one(boxes, scores, **options)
         dets, index = ops.soft_nms(boxes, scores, **options)
@@ -140,7 +151,7 @@ def test_no_boxes(device):
     boxes, scores = torch.zeros(0, 4, device=device), torch.zeros(0, device=device)
     for function in (lambda: ops.nms(boxes, scores, 0.5), lambda: ops.soft_nms(boxes, scores)):
         dets, index = function()
-        assert dets.shape == (0, 5) and index.shape == (0, ) and index.dtype == torch.int64
+        assert dets.shape == (0, 5) and index.shape == (0,) and index.dtype == torch.int64
 
 
 @pytest.mark.parametrize('aligned', [0, 1])
@@ -154,8 +165,9 @@ def test_roi_align_golden(device, aligned, sampling):
 
 
 def test_roi_align_max_golden(device):
-    out = ops.roi_align(golden('feat', device), golden('rois', device), (5, 4), 1 / 8, 2, 'max',
-                        True)
+    out = ops.roi_align(
+        golden('feat', device), golden('rois', device), (5, 4), 1 / 8, 2, 'max', True
+    )
     assert_golden(out, 'roi_align_max')
 
 
@@ -169,8 +181,9 @@ def test_roi_align_max_equals_pooled_samples(device, aligned, sampling):
     grid = sampling or 5
     feat = torch.randn(2, 3, 20, 16, dtype=torch.float64, device=device)
     theirs, ours = feat.clone().requires_grad_(), feat.clone().requires_grad_()
-    samples = torchvision.ops.roi_align(theirs, rois, (height * grid, width * grid), scale, 1,
-                                        aligned)
+    samples = torchvision.ops.roi_align(
+        theirs, rois, (height * grid, width * grid), scale, 1, aligned
+    )
     expected = F.max_pool2d(samples, grid)
     actual = ops.roi_align(ours, rois, (height, width), scale, sampling, 'max', aligned)
     torch.testing.assert_close(actual, expected)
@@ -182,7 +195,7 @@ def test_roi_align_max_equals_pooled_samples(device, aligned, sampling):
 
 def test_roi_align_max_of_nothing():
     feat = torch.randn(1, 2, 4, 4, requires_grad=True)
-    empty = torch.tensor([[0., 1., 1., 1., 1.]])
+    empty = torch.tensor([[0.0, 1.0, 1.0, 1.0, 1.0]])
     out = ops.roi_align(feat, empty, (2, 2), 1.0, 0, 'max', True)
     assert (out == -10000).all()  # what mmcv's kernel starts from
     out.sum().backward()
@@ -211,7 +224,8 @@ def test_roi_align_half(device, dtype, mode):
 def test_modulated_deform_conv_golden(device):
     x, offset, mask, weight, bias = (
         golden(f'dc_{name}', device).requires_grad_()
-        for name in ('x', 'offset', 'mask', 'weight', 'bias'))
+        for name in ('x', 'offset', 'mask', 'weight', 'bias')
+    )
     out = ops.modulated_deform_conv2d(x, offset, mask, weight, bias, 1, 1, 1, 2, 2)
     out.backward(golden('dc_grad_out', device))
     assert_golden(out.detach(), 'mdcn', exact=False)
@@ -219,14 +233,16 @@ def test_modulated_deform_conv_golden(device):
         assert_golden(tensor.grad, f'mdcn_grad_{name}', exact=False)
     # without a bias
     x.grad = None
-    ops.modulated_deform_conv2d(x, offset, mask, weight, None, 1, 1, 1, 2,
-                                2).backward(golden('dc_grad_out', device))
+    ops.modulated_deform_conv2d(x, offset, mask, weight, None, 1, 1, 1, 2, 2).backward(
+        golden('dc_grad_out', device)
+    )
     assert_golden(x.grad, 'mdcn_grad_x', exact=False)
 
 
 def test_deform_conv_golden(device):
-    x, offset, weight = (golden(f'dc_{name}', device).requires_grad_()
-                         for name in ('x', 'offset', 'weight'))
+    x, offset, weight = (
+        golden(f'dc_{name}', device).requires_grad_() for name in ('x', 'offset', 'weight')
+    )
     out = ops.deform_conv2d(x, offset, weight, 1, 1, 1, 2, 2)
     out.backward(golden('dc_grad_out', device))
     assert_golden(out.detach(), 'dcn', exact=False)
@@ -251,8 +267,10 @@ def focal_loss(logits, target, gamma, alpha, weight):
     """Eq. 5 of Lin et al. 2017, in logits."""
     positive = F.one_hot(target, logits.shape[1] + 1)[:, :-1]
     log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)
-    loss = -(positive * alpha * log_q.exp()**gamma * log_p +
-             (1 - positive) * (1 - alpha) * log_p.exp()**gamma * log_q)
+    loss = -(
+        positive * alpha * log_q.exp() ** gamma * log_p
+        + (1 - positive) * (1 - alpha) * log_p.exp() ** gamma * log_q
+    )
     return loss * torch.cat((weight, weight.new_ones(1)))[target, None]
 
 
@@ -260,13 +278,12 @@ def focal_loss(logits, target, gamma, alpha, weight):
 @pytest.mark.parametrize('weighted', [False, True])
 def test_sigmoid_focal_loss(device, reduction, weighted):
     target = torch.tensor([0, 2, 3, 1, 3], device=device)  # 3: background
-    weight = torch.tensor([0.5, 2, 3] if weighted else [1., 1, 1], device=device).double()
+    weight = torch.tensor([0.5, 2, 3] if weighted else [1.0, 1, 1], device=device).double()
     logits = 3 * torch.randn(5, 3, dtype=torch.float64, device=device)
     theirs, ours = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     expected = focal_loss(theirs, target, 1.5, 0.3, weight)
     expected = dict(none=expected, sum=expected.sum(), mean=expected.sum() / 5)[reduction]
-    actual = ops.sigmoid_focal_loss(ours, target, 1.5, 0.3, weight if weighted else None,
-                                    reduction)
+    actual = ops.sigmoid_focal_loss(ours, target, 1.5, 0.3, weight if weighted else None, reduction)
     torch.testing.assert_close(actual, expected)
     grad = torch.rand_like(expected)
     expected.backward(grad)
@@ -275,9 +292,10 @@ def test_sigmoid_focal_loss(device, reduction, weighted):
 
 
 def test_sigmoid_focal_loss_of_sure_logits_is_finite(device):
-    logits = torch.tensor([[200., -200.], [-200., 200.]], device=device, requires_grad=True)
-    loss = ops.sigmoid_focal_loss(logits, torch.tensor([0, 0], device=device), 2.0, 0.25, None,
-                                  'none')
+    logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0]], device=device, requires_grad=True)
+    loss = ops.sigmoid_focal_loss(
+        logits, torch.tensor([0, 0], device=device), 2.0, 0.25, None, 'none'
+    )
     loss.sum().backward()
     assert loss[0].abs().max() == 0 and loss[1].min() > 20
     assert loss.isfinite().all() and logits.grad.isfinite().all()
@@ -313,8 +331,9 @@ def test_ms_deform_attn_half(device, attention_inputs):
     start = torch.tensor([0, 24], device=device)
     half = value.half().requires_grad_()
     with torch.autocast(device, dtype=torch.float16):
-        actual = msda.MultiScaleDeformableAttnFunction.apply(half, shapes, start, locations.float(),
-                                                             weights.float(), 64)
+        actual = msda.MultiScaleDeformableAttnFunction.apply(
+            half, shapes, start, locations.float(), weights.float(), 64
+        )
     actual.float().sum().backward()
     assert actual.dtype == half.grad.dtype == torch.float16
     expected = msda.multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)
@@ -332,5 +351,6 @@ def test_an_operator_that_is_not_supplied_raises_when_called():
 def test_mmcv_says_that_it_has_operators():
     from mmcv.utils import collect_env
     from mmengine.utils.dl_utils import mmcv_full_available
+
     assert mmcv_full_available()
     assert collect_env()['MMCV Compiler']

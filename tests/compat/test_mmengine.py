@@ -1,4 +1,5 @@
 """Loading that can't run code, by every way in which mmengine loads a checkpoint."""
+
 import contextlib
 import os
 import pickle
@@ -22,7 +23,6 @@ multiarray = np.core.multiarray if np.__version__ < '2' else np._core.multiarray
 
 
 class Toy(BaseModel):
-
     def __init__(self, init_cfg=None):
         super().__init__(init_cfg=init_cfg)
         self.layer = torch.nn.Linear(2, 1)
@@ -33,14 +33,22 @@ class Toy(BaseModel):
 
 def make_runner(folder, **options):
     return Runner(
-        model=Toy(), work_dir=str(folder), experiment_name=f'toy{os.urandom(4).hex()}',
-        train_dataloader=dict(batch_size=2, num_workers=0, dataset=[torch.ones(2)] * 8,
-                              sampler=dict(type='DefaultSampler', shuffle=False),
-                              collate_fn=dict(type='pseudo_collate')),
+        model=Toy(),
+        work_dir=str(folder),
+        experiment_name=f'toy{os.urandom(4).hex()}',
+        train_dataloader=dict(
+            batch_size=2,
+            num_workers=0,
+            dataset=[torch.ones(2)] * 8,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            collate_fn=dict(type='pseudo_collate'),
+        ),
         train_cfg=dict(by_epoch=False, max_iters=2),
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2, by_epoch=False)),
-        log_level='ERROR', **options)
+        log_level='ERROR',
+        **options,
+    )
 
 
 def by_init_cfg(file, folder):
@@ -74,15 +82,20 @@ def exploits(canary):
     code = f'open({canary!r}, "w").close()'
     builtins = Call(getattr, (getattr, '__self__'))
     return dict(
-        plain=Call(exec, (code, )),
-        system=Call(os.system, (f'touch {canary}', )),
+        plain=Call(exec, (code,)),
+        system=Call(os.system, (f'touch {canary}',)),
         # allowed by OneDL's list, with weights_only=True: getattr, and torch's function that calls
         # what it is given
-        getattr=Call(torch._tensor._rebuild_from_type_v2,
-                     (Call(getattr, (builtins, 'exec')), torch.Tensor, (code, ), {})),
+        getattr=Call(
+            torch._tensor._rebuild_from_type_v2,
+            (Call(getattr, (builtins, 'exec')), torch.Tensor, (code,), {}),
+        ),
         # in a checkpoint that is a checkpoint otherwise, where the log history is expected
-        nested=dict(meta=dict(epoch=1, iter=2), state_dict=Toy().state_dict(),
-                    message_hub=dict(log_scalars=dict(loss=Call(exec, (code, ))))),
+        nested=dict(
+            meta=dict(epoch=1, iter=2),
+            state_dict=Toy().state_dict(),
+            message_hub=dict(log_scalars=dict(loss=Call(exec, (code,)))),
+        ),
     )
 
 
@@ -128,8 +141,13 @@ def test_resume_does_not_run_the_config_text_of_a_checkpoint(tmp_path):
 
 def test_a_statistic_of_the_file_is_not_taken_over(tmp_path):
     before = dict(HistoryBuffer._statistics_methods)
-    state = dict(statistics_methods=dict(mean=slice, evil=slice), max_length=9, min=slice,
-                 _log_history=np.ones(2), _count_history=np.ones(2))
+    state = dict(
+        statistics_methods=dict(mean=slice, evil=slice),
+        max_length=9,
+        min=slice,
+        _log_history=np.ones(2),
+        _count_history=np.ones(2),
+    )
     torch.save(dict(history=Call(HistoryBuffer, (), state)), tmp_path / 'crafted.pth')
     history = mmengine_checkpoint._load_checkpoint(str(tmp_path / 'crafted.pth'))['history']
     assert HistoryBuffer._statistics_methods == before
@@ -139,8 +157,11 @@ def test_a_statistic_of_the_file_is_not_taken_over(tmp_path):
 def test_array_of_forged_objects_is_an_array_of_numbers(tmp_path):
     """Flags 63 say that the eight bytes are a pointer to a Python object."""
     forged = Call(np.dtype, ('f8', False, True), (3, '<', None, None, None, -1, -1, 63))
-    array = Call(multiarray._reconstruct, (np.ndarray, (0, ), b'b'),
-                 (1, (1, ), forged, False, np.float64(7).tobytes()))
+    array = Call(
+        multiarray._reconstruct,
+        (np.ndarray, (0,), b'b'),
+        (1, (1,), forged, False, np.float64(7).tobytes()),
+    )
     scalar = Call(multiarray.scalar, (forged, np.float64(8).tobytes()))
     torch.save(dict(array=array, scalar=scalar), tmp_path / 'crafted.pth')
     loaded = mmengine_checkpoint._load_checkpoint(str(tmp_path / 'crafted.pth'))
@@ -182,8 +203,11 @@ def test_own_checkpoint_resumes(tmp_path):
 def test_numpy_1_and_2_names_are_known(tmp_path):
     """A file written under the other NumPy differs in one name."""
     old, new = b'numpy.core.multiarray', b'numpy._core.multiarray'
-    torch.save(dict(a=np.arange(3), b=np.float64(2)), tmp_path / 'x.pth',
-               _use_new_zipfile_serialization=False)
+    torch.save(
+        dict(a=np.arange(3), b=np.float64(2)),
+        tmp_path / 'x.pth',
+        _use_new_zipfile_serialization=False,
+    )
     data = (tmp_path / 'x.pth').read_bytes()
     assert old in data or new in data
     for theirs, ours in ((old, new), (new, old)):
@@ -196,8 +220,10 @@ def test_a_class_can_be_allowed(tmp_path):
     file = str(tmp_path / 'x.pth')
     torch.save(dict(path=PurePosixPath('a/b')), file)
     name = f'{PurePosixPath.__module__}.PurePosixPath'
-    with pytest.raises(pickle.UnpicklingError,
-                       match=rf'{name}, .* torch.serialization.add_safe_globals\(\[{name}\]\)'):
+    with pytest.raises(
+        pickle.UnpicklingError,
+        match=rf'{name}, .* torch.serialization.add_safe_globals\(\[{name}\]\)',
+    ):
         mmengine_checkpoint._load_checkpoint(file)
     with torch.serialization.safe_globals([PurePosixPath]):
         assert mmengine_checkpoint._load_checkpoint(file)['path'] == PurePosixPath('a/b')
@@ -218,11 +244,14 @@ def test_what_the_user_allowed_stays_and_does_not_open_a_hole(tmp_path):
     assert not canary.exists()
 
 
-@pytest.mark.parametrize('content, reason', [
-    (b'<!DOCTYPE html><title>404</title>', 'not a checkpoint, it starts with .*DOCTYPE'),
-    (b'', 'not a checkpoint'),
-    (None, 'damaged or incomplete'),
-])
+@pytest.mark.parametrize(
+    'content, reason',
+    [
+        (b'<!DOCTYPE html><title>404</title>', 'not a checkpoint, it starts with .*DOCTYPE'),
+        (b'', 'not a checkpoint'),
+        (None, 'damaged or incomplete'),
+    ],
+)
 @pytest.mark.parametrize('zipped', [True, False])
 def test_broken_file(tmp_path, content, reason, zipped):
     file = tmp_path / 'broken.pth'
@@ -245,8 +274,9 @@ def test_downloads(tmp_path):
     torch.save(exploits(str(canary))['plain'], tmp_path / 'crafted.pth')
     torch.save(dict(a=np.arange(3)), tmp_path / 'honest.pth')
     load = safe_load.load_url
-    loaded = load(f'file://{tmp_path}/honest.pth', model_dir=str(tmp_path / 'cache'),
-                  progress=False)
+    loaded = load(
+        f'file://{tmp_path}/honest.pth', model_dir=str(tmp_path / 'cache'), progress=False
+    )
     assert loaded['a'].tolist() == [0, 1, 2]
     with pytest.raises(pickle.UnpicklingError, match='cache/crafted.pth.*exec'):
         load(f'file://{tmp_path}/crafted.pth', model_dir=str(tmp_path / 'cache'), progress=False)
@@ -260,17 +290,20 @@ def test_every_scheme_of_mmengine_is_ours():
 
 def test_models_by_name(tmp_path, monkeypatch):
     """torchvision's and OpenMMLab's, by addresses that mmengine knows."""
-    torch.save(dict(state_dict={'backbone.a': torch.ones(2), 'head.b': torch.ones(1)}),
-               tmp_path / 'honest.pth')
+    torch.save(
+        dict(state_dict={'backbone.a': torch.ones(2), 'head.b': torch.ones(1)}),
+        tmp_path / 'honest.pth',
+    )
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
     monkeypatch.setenv('MMENGINE_HOME', str(tmp_path))
     url = f'file://{tmp_path}/honest.pth'
     for name in ('get_torchvision_models', 'get_external_models', 'get_mmcls_models'):
-        monkeypatch.setattr(f'l2vit_mm.compat.mmengine.{name}',
-                            lambda: dict(net=url, local='honest.pth'))
+        monkeypatch.setattr(
+            f'l2vit_mm.compat.mmengine.{name}', lambda: dict(net=url, local='honest.pth')
+        )
     for address in ('torchvision://net', 'modelzoo://net', 'openmmlab://net', 'open-mmlab://local'):
         assert mmengine_checkpoint._load_checkpoint(address)['state_dict']['backbone.a'].sum() == 2
     loaded = mmengine_checkpoint._load_checkpoint('mmcls://net')
     assert list(loaded['state_dict']) == ['a']
-    with pytest.raises(ValueError, match="must be a file or an address, got 'pavi://net'"):
+    with pytest.raises(ValueError, match="must be a file or a URL, got 'pavi://net'"):
         mmengine_checkpoint._load_checkpoint('pavi://net')

@@ -1,4 +1,5 @@
 """The configs hold the published settings, and nothing that no one reads."""
+
 import importlib.util
 import inspect
 import re
@@ -102,13 +103,16 @@ def test_config_imports_the_package_and_names_its_toolbox(name):
 
 
 # The configs of our own experiments have variables.
-@pytest.mark.parametrize('name', [
-    name for name in NAMES if not name.startswith(('demo_', 'overfit_'))])
+@pytest.mark.parametrize(
+    'name', [name for name in NAMES if not name.startswith(('demo_', 'overfit_'))]
+)
 def test_every_top_level_key_is_read(name):
     cfg = load(name)
     runner = FlexibleRunner if cfg.get('runner_type') == 'FlexibleRunner' else Runner
     assert set(cfg) <= set(inspect.signature(runner.__init__).parameters) | {
-        'custom_imports', 'runner_type'}
+        'custom_imports',
+        'runner_type',
+    }
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -154,7 +158,11 @@ def test_optimizer_and_schedulers_build(name):
                 built.step()
     paramwise = cfg.optim_wrapper.get('paramwise_cfg', {})
     assert paramwise.keys() <= {
-        'custom_keys', 'norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult'}
+        'custom_keys',
+        'norm_decay_mult',
+        'bias_decay_mult',
+        'flat_decay_mult',
+    }
     names = [parameter for parameter, _ in model.named_parameters()]
     for key in paramwise.get('custom_keys', ()):
         assert any(key in parameter for parameter in names), key
@@ -164,8 +172,10 @@ def test_optimizer_and_schedulers_build(name):
 STOCK = {
     'MaskRCNN': ('mmdet', 'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'),
     # The installed toolbox has Swin's Cascade Mask R-CNN with another backbone.
-    'CascadeRCNN': ('mmdet', 'convnext/cascade-mask-rcnn_convnext-t-p4-w7_fpn_'
-                    '4conv1fc-giou_amp-ms-crop-3x_coco.py'),
+    'CascadeRCNN': (
+        'mmdet',
+        'convnext/cascade-mask-rcnn_convnext-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py',
+    ),
     'RetinaNet': ('mmdet', 'retinanet/retinanet_r50_fpn_1x_coco.py'),
     'UPerHead': ('mmseg', 'upernet/upernet_r50_4xb4-160k_ade20k-512x512.py'),
     'FPNHead': ('mmseg', 'sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'),
@@ -173,10 +183,17 @@ STOCK = {
 }
 
 
-@pytest.mark.parametrize('name', [
-    'mask_rcnn_l2vit_t_coco.py', 'cascade_mask_rcnn_flatten_swin_t_coco_3x.py',
-    'retinanet_flatten_pvt_t_coco.py', 'upernet_l2vit_t_ade20k.py',
-    'semantic_fpn_flatten_pvt_t_ade20k.py', 'flatten_swin_t_imagenet.py'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mask_rcnn_l2vit_t_coco.py',
+        'cascade_mask_rcnn_flatten_swin_t_coco_3x.py',
+        'retinanet_flatten_pvt_t_coco.py',
+        'upernet_l2vit_t_ade20k.py',
+        'semantic_fpn_flatten_pvt_t_ade20k.py',
+        'flatten_swin_t_imagenet.py',
+    ],
+)
 def test_model_is_the_stock_one_around_our_backbone(name):
     ours = load(name).model
     kind = ours.decode_head.type if ours.type == 'EncoderDecoder' else ours.type
@@ -257,7 +274,8 @@ def test_readme_lists_every_config():
 
 def test_every_experiment_is_in_the_table_of_published_settings():
     assert {f'{name}.py' for name in PUBLISHED} == {
-        name for name in NAMES if not name.startswith(('demo_', 'overfit_'))}
+        name for name in NAMES if not name.startswith(('demo_', 'overfit_'))
+    }
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
@@ -266,8 +284,13 @@ def test_published_settings(name):
     optimizer, wrapper = cfg.optim_wrapper.optimizer, cfg.optim_wrapper
     length = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters
     images = 8 * cfg.train_dataloader.batch_size
-    assert (optimizer.lr, optimizer.weight_decay, cfg.model.backbone.drop_path_rate, length,
-            images * wrapper.get('accumulative_counts', 1)) == PUBLISHED[name]
+    assert (
+        optimizer.lr,
+        optimizer.weight_decay,
+        cfg.model.backbone.drop_path_rate,
+        length,
+        images * wrapper.get('accumulative_counts', 1),
+    ) == PUBLISHED[name]
     assert wrapper.type == 'OptimWrapper' and optimizer.type == 'AdamW'
     assert optimizer.betas == (0.9, 0.999)
     if 'l2vit' in name and not name.endswith('_imagenet'):  # and nothing else
@@ -296,35 +319,57 @@ def test_published_schedule(name):
         milestones = [27, 33] if name.endswith('_3x') else [8, 11]
         assert warm_up == [('LinearLR', False, 0, 500)]
         assert (decay.type, decay.milestones, decay.gamma, decay.end) == (
-            'MultiStepLR', milestones, 0.1, cfg.train_cfg.max_epochs)
+            'MultiStepLR',
+            milestones,
+            0.1,
+            cfg.train_cfg.max_epochs,
+        )
     elif name.startswith('upernet'):
         assert warm_up == [('LinearLR', False, 0, 1500)]
-        assert (decay.type, decay.by_epoch, decay.power, decay.eta_min, decay.begin,
-                decay.end) == ('PolyLR', False, 1.0, 0, 1500, 160000)
+        assert (decay.type, decay.by_epoch, decay.power, decay.eta_min, decay.begin, decay.end) == (
+            'PolyLR',
+            False,
+            1.0,
+            0,
+            1500,
+            160000,
+        )
     else:
         assert not warm_up
-        assert (decay.type, decay.by_epoch, decay.power, decay.eta_min, decay.begin,
-                decay.end) == ('PolyLR', False, 0.9, 0, 0, 80000)
+        assert (decay.type, decay.by_epoch, decay.power, decay.eta_min, decay.begin, decay.end) == (
+            'PolyLR',
+            False,
+            0.9,
+            0,
+            0,
+            80000,
+        )
 
 
 # Parts of parameters' names. Released classifiers decay whatever has more than one dimension, and
 # their scales and temperatures have three.
-@pytest.mark.parametrize('name, decaying, kept', [
-    ('mask_rcnn_l2vit_t_coco', ('',), ()),
-    ('mask_rcnn_flatten_pvt_t_coco', ('',), ()),
-    ('mask_rcnn_flatten_swin_t_coco', ('.scale', '.position.', 'qkv.bias'), ('norm', '.bias.')),
-    ('mask_rcnn_flatten_cswin_t_coco', ('.scale', '.position.', 'qkv.bias'), ('norm',)),
-    ('upernet_flatten_deit_t_ade20k', ('.scale', 'core.position.'), ('norm', 'stem.position.')),
-    ('l2vit_t_imagenet', ('.temperature', 'qkv.weight'), ('norm', 'qkv.bias')),
-    ('flatten_swin_t_imagenet', ('.scale', '.position.'), ('norm', '.bias.', 'dwc.bias')),
-    ('flatten_cswin_t_imagenet', ('.scale', '.position.'), ('norm', 'dwc.bias')),
-    ('flatten_pvt_t_imagenet', ('.scale', '.position.'), ('norm', 'dwc.bias')),
-])
+@pytest.mark.parametrize(
+    'name, decaying, kept',
+    [
+        ('mask_rcnn_l2vit_t_coco', ('',), ()),
+        ('mask_rcnn_flatten_pvt_t_coco', ('',), ()),
+        ('mask_rcnn_flatten_swin_t_coco', ('.scale', '.position.', 'qkv.bias'), ('norm', '.bias.')),
+        ('mask_rcnn_flatten_cswin_t_coco', ('.scale', '.position.', 'qkv.bias'), ('norm',)),
+        ('upernet_flatten_deit_t_ade20k', ('.scale', 'core.position.'), ('norm', 'stem.position.')),
+        ('l2vit_t_imagenet', ('.temperature', 'qkv.weight'), ('norm', 'qkv.bias')),
+        ('flatten_swin_t_imagenet', ('.scale', '.position.'), ('norm', '.bias.', 'dwc.bias')),
+        ('flatten_cswin_t_imagenet', ('.scale', '.position.'), ('norm', 'dwc.bias')),
+        ('flatten_pvt_t_imagenet', ('.scale', '.position.'), ('norm', 'dwc.bias')),
+    ],
+)
 def test_what_decays(name, decaying, kept):
     cfg, backbone = load(f'{name}.py'), meta_model(f'{name}.py').backbone
     wrapper = build_optim_wrapper(backbone, cfg.optim_wrapper)
-    decay = {id(parameter): group['weight_decay']
-             for group in wrapper.param_groups for parameter in group['params']}
+    decay = {
+        id(parameter): group['weight_decay']
+        for group in wrapper.param_groups
+        for parameter in group['params']
+    }
     for part in (*decaying, *kept):
         found = {decay[id(value)] for key, value in backbone.named_parameters() if part in key}
         assert found == {0 if part in kept else cfg.optim_wrapper.optimizer.weight_decay}, part
@@ -332,20 +377,26 @@ def test_what_decays(name, decaying, kept):
 
 def test_classifiers_are_tested_as_released():
     def pipeline(name):
-        return [step for step in load(f'{name}.py').test_dataloader.dataset.pipeline
-                if step.type not in ('LoadImageFromFile', 'PackInputs')]
+        return [
+            step
+            for step in load(f'{name}.py').test_dataloader.dataset.pipeline
+            if step.type not in ('LoadImageFromFile', 'PackInputs')
+        ]
 
     pillow = dict(backend='pillow', interpolation='bicubic')
     for name in (name for name in PUBLISHED if name.endswith('_imagenet')):
         if '_384_' in name:
             assert pipeline(name) == [dict(type='Resize', scale=(384, 384), **pillow)]
         elif name.startswith('flatten'):
-            assert pipeline(name) == [dict(type='Resize', scale=(256, 256), **pillow),
-                                      dict(type='CenterCrop', crop_size=224)]
+            assert pipeline(name) == [
+                dict(type='Resize', scale=(256, 256), **pillow),
+                dict(type='CenterCrop', crop_size=224),
+            ]
         else:
             assert pipeline(name) == [
                 dict(type='ResizeEdge', scale=256, edge='short', **pillow),
-                dict(type='CenterCrop', crop_size=224)]
+                dict(type='CenterCrop', crop_size=224),
+            ]
 
 
 @pytest.mark.parametrize('name', [name for name in PUBLISHED if '_coco' in name])
@@ -363,8 +414,11 @@ def test_multi_scale_training_with_the_crop_policy(tmp_path):
     generate(tmp_path / 'shapes', num_train=1, num_val=1, seed=0)
     cfg = load('mask_rcnn_l2vit_t_coco.py').train_dataloader.dataset
     cfg.update(
-        data_root=str(tmp_path / 'shapes'), ann_file='annotations/instances_training.json',
-        data_prefix=dict(img='images/training'), metainfo=dict(classes=CLASSES))
+        data_root=str(tmp_path / 'shapes'),
+        ann_file='annotations/instances_training.json',
+        data_prefix=dict(img='images/training'),
+        metainfo=dict(classes=CLASSES),
+    )
     dataset = build(DATASETS, cfg, 'mmdet')
     np.random.seed(0)
     with DefaultScope.overwrite_default_scope('mmdet'):
@@ -383,8 +437,9 @@ def test_multi_scale_training_with_the_crop_policy(tmp_path):
 @pytest.mark.parametrize('name', [name for name in NAMES if name.startswith('demo_')])
 def test_demo_configs_agree_with_the_generated_data(name):
     cfg = load(name)
-    classes, palette = ((SEG_CLASSES, SEG_PALETTE) if cfg.default_scope == 'mmseg' else
-                        (CLASSES, PALETTE))
+    classes, palette = (
+        (SEG_CLASSES, SEG_PALETTE) if cfg.default_scope == 'mmseg' else (CLASSES, PALETTE)
+    )
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         dataset = build(DATASETS, {**loader.dataset, 'lazy_init': True}, cfg.default_scope)
         assert dataset.metainfo['classes'] == classes
@@ -401,8 +456,9 @@ def find(cfg, key, path=()):
             yield from find(value, key, (*path, name))
 
 
-@pytest.mark.parametrize('name', ['demo_mask_rcnn_l2vit_pico_shapes.py',
-                                  'demo_upernet_l2vit_pico_shapes.py'])
+@pytest.mark.parametrize(
+    'name', ['demo_mask_rcnn_l2vit_pico_shapes.py', 'demo_upernet_l2vit_pico_shapes.py']
+)
 def test_demo_backbone_starts_from_the_weights_in_the_repository(name, monkeypatch):
     monkeypatch.chdir(CONFIGS.parent)
     backbone = build(MODELS, load(name).model.backbone, load(name).default_scope)

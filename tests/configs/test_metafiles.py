@@ -1,4 +1,5 @@
 """model-index.yml agrees with the configs, and README's model zoo with it."""
+
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
@@ -46,17 +47,20 @@ def row(entry):
     model = f'`{ARCHS[backbone.type, backbone.arch]}`'
     if 'ImageNet-22k' in entry['Metadata']['Training Data']:
         model += ', from ImageNet-22K'
-    result, = entry['Results']
+    (result,) = entry['Results']
     url = urlparse(entry['Weights'])
     file = url.path.split('/')[-1] or url.netloc  # cloud storage doesn't name the file
-    return (f'| {model} | {entry["Metadata"]["Parameters"] / 1e6:.1f} '
-            f'| {result["Metrics"]["Top 1 Accuracy"]} | [{file}]({entry["Weights"]}) '
-            f'| [{Path(entry["Config"]).stem}]({entry["Config"]}) |')
+    return (
+        f'| {model} | {entry["Metadata"]["Parameters"] / 1e6:.1f} '
+        f'| {result["Metrics"]["Top 1 Accuracy"]} | [{file}]({entry["Weights"]}) '
+        f'| [{Path(entry["Config"]).stem}]({entry["Config"]}) |'
+    )
 
 
 def test_the_index_lists_every_metafile():
     assert sorted(METAFILES) == sorted(
-        str(path.relative_to(ROOT)) for path in ROOT.glob('configs/metafile*.yml'))
+        str(path.relative_to(ROOT)) for path in ROOT.glob('configs/metafile*.yml')
+    )
 
 
 def test_the_toolboxes_read_the_index():
@@ -95,12 +99,15 @@ def test_parameters_are_those_of_the_config(entry):
 def test_results_are_of_the_task_of_the_config(entry):
     measured = {
         'mmpretrain': {('Image Classification', 'ImageNet-1k', 'Top 1 Accuracy')},
-        'mmdet': {('Object Detection', 'COCO', 'box AP'),
-                  ('Instance Segmentation', 'COCO', 'mask AP')},
+        'mmdet': {
+            ('Object Detection', 'COCO', 'box AP'),
+            ('Instance Segmentation', 'COCO', 'mask AP'),
+        },
         'mmseg': {('Semantic Segmentation', 'ADE20K', 'mIoU')},
     }[config(entry['Config']).default_scope]
-    assert {(result['Task'], result['Dataset'], *result['Metrics'])
-            for result in entry['Results']} == measured
+    assert {
+        (result['Task'], result['Dataset'], *result['Metrics']) for result in entry['Results']
+    } == measured
 
 
 @pytest.mark.parametrize('entry', PUBLISHED, ids=name_of)
@@ -114,6 +121,8 @@ def test_readme_has_a_row_for_each_published_file():
     lines = (ROOT / 'README.md').read_text().splitlines()
     assert lines.count(HEADER) == 1
     start = lines.index(HEADER) + 2
-    end = next((index for index, line in enumerate(lines) if index >= start
-                and not line.startswith('|')), len(lines))
+    end = next(
+        (index for index, line in enumerate(lines) if index >= start and not line.startswith('|')),
+        len(lines),
+    )
     assert lines[start:end] == [row(entry) for entry in PUBLISHED]

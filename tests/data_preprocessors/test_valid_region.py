@@ -1,4 +1,5 @@
 """Sizes of images go from the data preprocessor to the backbone, and nowhere else."""
+
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ SIZES = [(40, 56), (64, 33)]
 def batch():
     torch.manual_seed(0)
     images = [torch.randn(3, *size) for size in SIZES]
-    padded = torch.full((2, 3, 64, 64), 7.)
+    padded = torch.full((2, 3, 64, 64), 7.0)
     for image, target in zip(images, padded):
-        target[:, :image.shape[1], :image.shape[2]] = image
+        target[:, : image.shape[1], : image.shape[2]] = image
     return ValidRegionTensor.of(padded, torch.tensor(SIZES))
 
 
@@ -31,11 +32,12 @@ def backbone():
 
 def assert_images_alone(outs, model, batch):
     for index, (h, w) in enumerate(SIZES):
-        image = batch.as_subclass(torch.Tensor)[index:index + 1, :, :h, :w]
+        image = batch.as_subclass(torch.Tensor)[index : index + 1, :, :h, :w]
         for out, alone in zip(outs, model(image)):
-            torch.testing.assert_close(out[index, :, :alone.shape[2], :alone.shape[3]], alone[0],
-                                       rtol=1e-4, atol=1e-4)
-            assert not out[index, :, alone.shape[2]:].any()
+            torch.testing.assert_close(
+                out[index, :, : alone.shape[2], : alone.shape[3]], alone[0], rtol=1e-4, atol=1e-4
+            )
+            assert not out[index, :, alone.shape[2] :].any()
 
 
 def test_backbone_reads_the_sizes(batch):
@@ -47,19 +49,39 @@ def test_backbone_reads_the_sizes(batch):
     assert not torch.allclose(plain[0], outs[0])  # the padding is 7
 
 
-@pytest.mark.parametrize('same', [
-    lambda x: x.to('cpu'), lambda x: x.to(torch.float64), lambda x: x.clone(), lambda x: x.detach(),
-    lambda x: x.contiguous(memory_format=torch.channels_last), lambda x: x.bfloat16(),
-    lambda x: x.type(torch.float64), lambda x: x[:], lambda x: x[:, :, :, :]])
+@pytest.mark.parametrize(
+    'same',
+    [
+        lambda x: x.to('cpu'),
+        lambda x: x.to(torch.float64),
+        lambda x: x.clone(),
+        lambda x: x.detach(),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.bfloat16(),
+        lambda x: x.type(torch.float64),
+        lambda x: x[:],
+        lambda x: x[:, :, :, :],
+    ],
+)
 def test_sizes_are_kept_with_the_places(batch, same):
     out = same(batch)
     assert isinstance(out, ValidRegionTensor) and out.valid_hw.tolist() == [[40, 56], [64, 33]]
 
 
-@pytest.mark.parametrize('other', [
-    lambda x: x + 1, lambda x: x.flip(3), lambda x: x.transpose(2, 3), lambda x: x[0],
-    lambda x: x[:, :, ::2], lambda x: torch.nn.functional.interpolate(x, scale_factor=2.),
-    lambda x: x.new_zeros(2, 3), lambda x: x[torch.tensor([1, 0])], lambda x: x.view(-1)])
+@pytest.mark.parametrize(
+    'other',
+    [
+        lambda x: x + 1,
+        lambda x: x.flip(3),
+        lambda x: x.transpose(2, 3),
+        lambda x: x[0],
+        lambda x: x[:, :, ::2],
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0),
+        lambda x: x.new_zeros(2, 3),
+        lambda x: x[torch.tensor([1, 0])],
+        lambda x: x.view(-1),
+    ],
+)
 def test_sizes_are_dropped_where_places_change(batch, other):
     assert type(other(batch)) is torch.Tensor
 
@@ -115,7 +137,8 @@ def test_data_parallel(batch, tmp_path):
     from mmengine.model import MMDistributedDataParallel
 
     torch.distributed.init_process_group(
-        'gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+        'gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1
+    )
     try:
         model = backbone()
         assert_images_alone(MMDistributedDataParallel(model)(batch), model, batch)
@@ -182,13 +205,24 @@ def test_preprocessors(scope, cfg):
 
 def test_augmentations_of_batches():
     images = [torch.zeros(3, *size, dtype=torch.uint8) for size in SIZES]
-    pad = build(dict(type='ValidRegionDetDataPreprocessor', batch_augments=[
-        dict(type='BatchFixedSizePad', size=(96, 96))]), 'mmdet')
+    pad = build(
+        dict(
+            type='ValidRegionDetDataPreprocessor',
+            batch_augments=[dict(type='BatchFixedSizePad', size=(96, 96))],
+        ),
+        'mmdet',
+    )
     data = pad(dict(inputs=images, data_samples=samples('mmdet')), training=True)
     assert data['inputs'].shape[2:] == (96, 96)
     assert data['inputs'].valid_hw.tolist() == [[40, 56], [64, 33]]
-    mixing = build(dict(type='ValidRegionClsDataPreprocessor', num_classes=2, batch_augments=dict(
-        augments=[dict(type='Mixup', alpha=0.5)])), 'mmpretrain')
+    mixing = build(
+        dict(
+            type='ValidRegionClsDataPreprocessor',
+            num_classes=2,
+            batch_augments=dict(augments=[dict(type='Mixup', alpha=0.5)]),
+        ),
+        'mmpretrain',
+    )
 
     def labelled():
         return [sample.set_gt_label(0) for sample in samples('mmpretrain')]
@@ -210,21 +244,25 @@ def mask_rcnn(preprocessor):
 
 
 def test_mask_rcnn_features_alone_and_beside_a_larger_image():
-    small, large = (torch.randint(0, 256, (3, *size), dtype=torch.uint8)
-                    for size in [(70, 101), (130, 150)])
+    small, large = (
+        torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in [(70, 101), (130, 150)]
+    )
 
     def features(preprocessor, *images):
         model = mask_rcnn(preprocessor)
         data = model.data_preprocessor(
-            dict(inputs=list(images), data_samples=samples('mmdet')[:len(images)]))
+            dict(inputs=list(images), data_samples=samples('mmdet')[: len(images)])
+        )
         return model.backbone(data['inputs'])
 
     def difference(preprocessor):
         alone = features(preprocessor, small)
         beside = features(preprocessor, small, large)
         sizes = [(-(-70 // stride), -(-101 // stride)) for stride in (4, 8, 16, 32)]
-        return max(((a[0, :, :h, :w] - b[0, :, :h, :w]).abs().max() / a.std()).item()
-                   for a, b, (h, w) in zip(alone, beside, sizes))
+        return max(
+            ((a[0, :, :h, :w] - b[0, :, :h, :w]).abs().max() / a.std()).item()
+            for a, b, (h, w) in zip(alone, beside, sizes)
+        )
 
     assert difference('ValidRegionDetDataPreprocessor') < 1e-4
     assert difference('DetDataPreprocessor') > 0.01
@@ -236,12 +274,14 @@ def test_what_a_neck_mixes():
     for module in model.neck.modules():
         if isinstance(module, torch.nn.Conv2d):
             torch.nn.init.normal_(module.bias)
-    small, large = (torch.randint(0, 256, (3, *size), dtype=torch.uint8)
-                    for size in [(70, 101), (130, 150)])
+    small, large = (
+        torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in [(70, 101), (130, 150)]
+    )
 
     def features(*images):
         data = model.data_preprocessor(
-            dict(inputs=list(images), data_samples=samples('mmdet')[:len(images)]))
+            dict(inputs=list(images), data_samples=samples('mmdet')[: len(images)])
+        )
         with torch.no_grad():
             return model.extract_feat(data['inputs'])
 
@@ -259,20 +299,28 @@ def test_test_time_augmentation():
 
     model = mask_rcnn('ValidRegionDetDataPreprocessor')
     del model.roi_head.mask_head  # mmdet merges boxes alone
-    model.test_cfg.rcnn.score_thr = 0.
+    model.test_cfg.rcnn.score_thr = 0.0
     seen = []
     model.backbone.register_forward_pre_hook(lambda _, args: seen.append(args[0].valid_hw.tolist()))
     inputs, augmented = [], []
     for scale, flip in ((1, False), (2, True)):
-        inputs.append([torch.randint(0, 256, (3, scale * h, scale * w), dtype=torch.uint8)
-                       for h, w in SIZES])
+        inputs.append(
+            [torch.randint(0, 256, (3, scale * h, scale * w), dtype=torch.uint8) for h, w in SIZES]
+        )
         augmented.append(samples('mmdet'))
         for sample, size in zip(augmented[-1], SIZES):
-            sample.set_metainfo(dict(
-                ori_shape=size, img_shape=tuple(scale * side for side in size), flip=flip,
-                flip_direction='horizontal' if flip else None, scale_factor=(scale, scale)))
-    tta = DetTTAModel(module=model, tta_cfg=ConfigDict(
-        nms=dict(type='nms', iou_threshold=0.5), max_per_img=10))
+            sample.set_metainfo(
+                dict(
+                    ori_shape=size,
+                    img_shape=tuple(scale * side for side in size),
+                    flip=flip,
+                    flip_direction='horizontal' if flip else None,
+                    scale_factor=(scale, scale),
+                )
+            )
+    tta = DetTTAModel(
+        module=model, tta_cfg=ConfigDict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=10)
+    )
     with torch.no_grad():
         results = tta.test_step(dict(inputs=inputs, data_samples=augmented))
     assert len(results) == 2 and len(results[0].pred_instances)
@@ -294,8 +342,12 @@ def test_sliding_window_of_a_segmenter(batch):
     with torch.no_grad():
         shapes = dict(ori_shape=(64, 64), img_shape=(64, 64), pad_shape=(64, 64))
         model.inference(batch, [shapes] * 2)
-    assert seen == [[[40, 48], [48, 33]], [[40, 40], [48, 17]],
-                    [[24, 48], [48, 33]], [[24, 40], [48, 17]]]
+    assert seen == [
+        [[40, 48], [48, 33]],
+        [[40, 40], [48, 17]],
+        [[24, 48], [48, 33]],
+        [[24, 40], [48, 17]],
+    ]
 
 
 @pytest.mark.cuda

@@ -25,15 +25,22 @@ def test_predictors_that_do_not_look_score_next_to_nothing(root):
 
 
 def test_the_truth_scores_one(truth):
-    found = [dict(image_id=annotation['image_id'], category_id=annotation['category_id'],
-                  segmentation=annotation['segmentation'], bbox=annotation['bbox'], score=0.9)
-             for annotation in truth.anns.values()]
+    found = [
+        dict(
+            image_id=annotation['image_id'],
+            category_id=annotation['category_id'],
+            segmentation=annotation['segmentation'],
+            bbox=annotation['bbox'],
+            score=0.9,
+        )
+        for annotation in truth.anns.values()
+    ]
     for kind in ('bbox', 'segm'):
         assert baselines.mean_ap(truth, found, kind) == pytest.approx(1)
     for detection in found:  # the right boxes, filled
         x, y, w, h = map(int, detection['bbox'])
         mask = np.zeros(detection['segmentation']['size'], np.uint8, order='F')
-        mask[y:y + h, x:x + w] = 1
+        mask[y : y + h, x : x + w] = 1
         detection['segmentation'] = mask_utils.encode(mask)
     assert baselines.mean_ap(truth, found, 'bbox') == pytest.approx(1)
     assert baselines.mean_ap(truth, found, 'segm') < 0.3
@@ -46,13 +53,21 @@ def test_mean_iou_is_that_of_mmseg():
     torch = pytest.importorskip('torch')
     pytest.importorskip('mmseg')
     from mmseg.evaluation import IoUMetric
+
     num = len(SEG_CLASSES)
     rng = np.random.default_rng(0)
-    pairs = [(rng.integers(1, num + 1, (20, 30)), rng.integers(0, num + 1, (20, 30)))
-             for _ in range(3)]
-    areas = [IoUMetric.intersect_and_union(
-        torch.from_numpy(predicted - 1), torch.from_numpy(np.where(true, true - 1, 255)), num, 255)
-        for predicted, true in pairs]
+    pairs = [
+        (rng.integers(1, num + 1, (20, 30)), rng.integers(0, num + 1, (20, 30))) for _ in range(3)
+    ]
+    areas = [
+        IoUMetric.intersect_and_union(
+            torch.from_numpy(predicted - 1),
+            torch.from_numpy(np.where(true, true - 1, 255)),
+            num,
+            255,
+        )
+        for predicted, true in pairs
+    ]
     expected = IoUMetric.total_area_to_metrics(*map(sum, zip(*areas, strict=True)))['IoU'].mean()
     assert baselines.mean_iou(pairs) == pytest.approx(expected, abs=1e-6)
 

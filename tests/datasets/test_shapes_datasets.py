@@ -1,4 +1,5 @@
 """The data set classes of the toolboxes."""
+
 import subprocess
 import sys
 
@@ -11,14 +12,21 @@ from l2vit_mm.datasets.shapes import CLASSES, PALETTE, SEG_CLASSES, SEG_PALETTE,
 
 def test_shapes_need_no_toolbox():
     # In a process of its own: here, other tests have imported them.
-    subprocess.run([sys.executable, '-c', '''
+    subprocess.run(
+        [
+            sys.executable,
+            '-c',
+            """
 import sys
 import l2vit_mm
 before = {*sys.modules}
 import l2vit_mm.datasets.shapes
 new = {name.split('.')[0] for name in {*sys.modules} - before}
 assert not new & {'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'pycocotools'}, new
-'''], check=True)
+""",
+        ],
+        check=True,
+    )
 
 
 def test_detection(root):
@@ -26,14 +34,20 @@ def test_detection(root):
     from mmdet.registry import DATASETS
 
     from l2vit_mm.datasets.shapes_det import ShapesDetDataset
-    dataset = DATASETS.build(dict(
-        type='ShapesDetDataset',
-        data_root=str(root),
-        ann_file='annotations/instances_validation.json',
-        data_prefix=dict(img='images/validation/'),
-        filter_cfg=dict(filter_empty_gt=True, min_size=32),
-        pipeline=[dict(type='LoadImageFromFile'),
-                  dict(type='mmdet.LoadAnnotations', with_bbox=True, with_mask=True)]))
+
+    dataset = DATASETS.build(
+        dict(
+            type='ShapesDetDataset',
+            data_root=str(root),
+            ann_file='annotations/instances_validation.json',
+            data_prefix=dict(img='images/validation/'),
+            filter_cfg=dict(filter_empty_gt=True, min_size=32),
+            pipeline=[
+                dict(type='LoadImageFromFile'),
+                dict(type='mmdet.LoadAnnotations', with_bbox=True, with_mask=True),
+            ],
+        )
+    )
     assert type(dataset) is ShapesDetDataset and len(dataset) == 25
     assert dataset.metainfo == dict(classes=CLASSES, palette=PALETTE)
     for index in range(25):
@@ -52,14 +66,19 @@ def test_segmentation(root):
     from mmseg.registry import DATASETS
 
     from l2vit_mm.datasets.shapes_seg import ShapesSegDataset
-    dataset = DATASETS.build(dict(
-        type='ShapesSegDataset',
-        data_root=str(root),
-        data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
-        pipeline=[dict(type='LoadImageFromFile'), dict(type='mmseg.LoadAnnotations')]))
+
+    dataset = DATASETS.build(
+        dict(
+            type='ShapesSegDataset',
+            data_root=str(root),
+            data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
+            pipeline=[dict(type='LoadImageFromFile'), dict(type='mmseg.LoadAnnotations')],
+        )
+    )
     assert type(dataset) is ShapesSegDataset and len(dataset) == 25
     assert dataset.metainfo == dict(
-        classes=SEG_CLASSES, palette=SEG_PALETTE, label_map=None, reduce_zero_label=True)
+        classes=SEG_CLASSES, palette=SEG_PALETTE, label_map=None, reduce_zero_label=True
+    )
     for index in range(25):
         found = dataset[index]
         expected = np.zeros(found['img'].shape[:2])
@@ -74,5 +93,6 @@ def test_classes_are_found_from_every_toolbox():
     from mmengine.registry import DATASETS
 
     from l2vit_mm.datasets import shapes_det, shapes_seg
+
     assert DATASETS.get('ShapesDetDataset') is shapes_det.ShapesDetDataset
     assert DATASETS.get('ShapesSegDataset') is shapes_seg.ShapesSegDataset

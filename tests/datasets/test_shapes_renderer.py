@@ -29,12 +29,19 @@ def test_render_depends_on_seed_split_and_index_alone():
 
 
 # What the pixels of writer.VERSION 1 are. Where they change, the version must be raised.
-@pytest.mark.parametrize('arguments, shape, color, objects', [
-    ((0, 0), (106, 128, 3), (17.407, 220.51, 210.97), [(4, 617), (4, 944)]),
-    ((0, 1), (142, 108, 3), (41.488, 56.395, 55.229), [(5, 2436)]),
-    ((7, 123, 'validation'), (91, 128, 3), (159.926, 223.738, 143.225),
-     [(3, 301), (2, 412), (3, 838), (6, 567), (5, 579)]),
-])
+@pytest.mark.parametrize(
+    'arguments, shape, color, objects',
+    [
+        ((0, 0), (106, 128, 3), (17.407, 220.51, 210.97), [(4, 617), (4, 944)]),
+        ((0, 1), (142, 108, 3), (41.488, 56.395, 55.229), [(5, 2436)]),
+        (
+            (7, 123, 'validation'),
+            (91, 128, 3),
+            (159.926, 223.738, 143.225),
+            [(3, 301), (2, 412), (3, 838), (6, 567), (5, 579)],
+        ),
+    ],
+)
 def test_pixels_of_this_version(arguments, shape, color, objects):
     image, found = render(*arguments)
     assert image.shape == shape
@@ -126,7 +133,8 @@ def test_outline_area_is_that_of_its_pixels(name):
     assert alpha.sum() == pytest.approx(area, rel=0.02)
     ys, xs = np.nonzero(alpha)
     assert (window[0].start, window[1].start) == pytest.approx(
-        np.min([points.min(0) for points in contours], 0)[::-1], abs=1.5)
+        np.min([points.min(0) for points in contours], 0)[::-1], abs=1.5
+    )
     assert ys.min() <= 1 and xs.min() <= 1
 
 

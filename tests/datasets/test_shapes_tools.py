@@ -1,4 +1,5 @@
 """tools/generate_shapes.py and tools/tile_pictures.py."""
+
 import os
 import re
 import runpy
@@ -18,6 +19,7 @@ def run(monkeypatch):
         monkeypatch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         monkeypatch.setattr(os, 'cpu_count', lambda: 1)  # starting workers takes seconds
         runpy.run_path(str(TOOLS / tool))['main']()
+
     return run
 
 
@@ -25,8 +27,7 @@ def test_generate_shapes(run, tmp_path, capsys):
     root, pictures = tmp_path / 'shapes', tmp_path / 'pictures'
     arguments = ['--root', root, '--num-train', 4, '--num-val', 2]
     run('generate_shapes.py', *arguments)
-    assert capsys.readouterr().out == (
-        f'{root}: 4 training and 2 validation images, written\n')
+    assert capsys.readouterr().out == (f'{root}: 4 training and 2 validation images, written\n')
     run('generate_shapes.py', *arguments, '--show-dir', pictures)
     assert 'already there' in capsys.readouterr().out
     assert [path.name for path in sorted(pictures.iterdir())] == ['00000001.png', '00000002.png']
@@ -55,7 +56,8 @@ def test_tile_pictures(run, tmp_path):
     colors = {'a': (0, 0, 250), 'b': (0, 250, 0), 'c': (250, 0, 0)}
     folder = tmp_path / 'in'
     for step, (name, shape) in enumerate(
-            dict(a=(40, 60, 3), b=(80, 30, 3), c=(20, 50, 3), d=(30, 30, 3)).items()):
+        dict(a=(40, 60, 3), b=(80, 30, 3), c=(20, 50, 3), d=(30, 30, 3)).items()
+    ):
         for run_number in range(2):  # the second is newer
             path = folder / str(run_number) / f'{name}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +69,9 @@ def test_tile_pictures(run, tmp_path):
     picture = cv2.imread(str(out))
     assert picture.shape == (160 + 40 + 2 * 24, 2 * 126, 3)
     for (name, color), (y, x, h, w) in zip(
-            colors.items(), [(18, 6, 80, 120), (18, 132, 160, 60), (202, 6, 40, 100)], strict=True):
-        assert (picture[y:y + h, x:x + w] == color).all(), name
+        colors.items(), [(18, 6, 80, 120), (18, 132, 160, 60), (202, 6, 40, 100)], strict=True
+    ):
+        assert (picture[y : y + h, x : x + w] == color).all(), name
         assert (picture == color).all(-1).sum() == h * w, name
     assert not (picture == (9, 90, 9)).all(-1).any()  # only three
     run('tile_pictures.py', folder, out, '--title', 'ground truth | prediction')

@@ -21,8 +21,9 @@ NUM = dict(training=60, validation=25)
 
 
 def contents(root):
-    return {str(path.relative_to(root)): path.read_bytes()
-            for path in root.rglob('*') if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()
+    }
 
 
 def load(root, split):
@@ -67,10 +68,14 @@ def test_files_hold_what_render_gives(root):
     image, objects = render(3, 4, 'validation')
     stored = cv2.imread(str(root / 'images/validation/validation_00000005.jpg'))[..., ::-1]
     assert np.abs(stored.astype(int) - image).mean() < 6  # JPEG
-    annotations = [annotation for annotation in load(root, 'validation')['annotations']
-                   if annotation['image_id'] == 5]
+    annotations = [
+        annotation
+        for annotation in load(root, 'validation')['annotations']
+        if annotation['image_id'] == 5
+    ]
     assert [annotation['category_id'] for annotation in annotations] == [
-        label + 1 for label, _ in objects]
+        label + 1 for label, _ in objects
+    ]
     for annotation, (_, mask) in zip(annotations, objects, strict=True):
         assert np.array_equal(mask_utils.decode(annotation['segmentation']), mask)
 
@@ -132,15 +137,18 @@ def test_failure_leaves_what_was_there(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [root]
 
 
-@pytest.mark.parametrize('argument, message', [
-    (dict(num_train=0), 'num_train must be an integer of at least 1, got 0'),
-    (dict(num_val=1.5), 'num_val must be an integer of at least 1, got 1.5'),
-    (dict(seed=-1), 'seed must be an integer of at least 0, got -1'),
-    (dict(num_workers=0), 'num_workers must be an integer of at least 1, got 0'),
-    (dict(size=(112, 72)), r'size must be .* 48 <= minimum <= maximum, got \(112, 72\)'),
-    (dict(size=(20, 72)), r'got \(20, 72\)'),
-    (dict(size=72), 'size must be .* got 72'),
-])
+@pytest.mark.parametrize(
+    'argument, message',
+    [
+        (dict(num_train=0), 'num_train must be an integer of at least 1, got 0'),
+        (dict(num_val=1.5), 'num_val must be an integer of at least 1, got 1.5'),
+        (dict(seed=-1), 'seed must be an integer of at least 0, got -1'),
+        (dict(num_workers=0), 'num_workers must be an integer of at least 1, got 0'),
+        (dict(size=(112, 72)), r'size must be .* 48 <= minimum <= maximum, got \(112, 72\)'),
+        (dict(size=(20, 72)), r'got \(20, 72\)'),
+        (dict(size=72), 'size must be .* got 72'),
+    ],
+)
 def test_bad_arguments(tmp_path, argument, message):
     with pytest.raises(ValueError, match=message):
         generate(tmp_path / 'shapes', **argument)

@@ -1,4 +1,5 @@
 """FSDP and SyncBN: several processes train as one does."""
+
 import os
 from argparse import Namespace
 from copy import deepcopy
@@ -28,8 +29,10 @@ from l2vit_mm.backbones import (
 from l2vit_mm.engine.strategies import ShardedStrategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-cuda = [pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')]
+cuda = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device'),
+]
 
 
 def load(name):
@@ -39,8 +42,12 @@ def load(name):
 @pytest.fixture
 def group_of_one(request, tmp_path):
     """A process group of this process alone, over gloo or what the test asks for."""
-    dist.init_process_group(getattr(request, 'param', 'gloo'), rank=0, world_size=1,
-                            init_method=f'file://{tmp_path}/group')
+    dist.init_process_group(
+        getattr(request, 'param', 'gloo'),
+        rank=0,
+        world_size=1,
+        init_method=f'file://{tmp_path}/group',
+    )
     yield
     dist.destroy_process_group()
 
@@ -49,9 +56,17 @@ def group_of_one(request, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore:FSDP')
-@pytest.mark.parametrize('make, arch', [
-    (L2ViT, 'pico'), (FLattenSwin, 'tiny'), (FLattenCSWin, 'tiny'), (FLattenPVT, 'tiny'),
-    (FLattenPVTv2, 'b0'), (FLattenDeiT, 'tiny')])
+@pytest.mark.parametrize(
+    'make, arch',
+    [
+        (L2ViT, 'pico'),
+        (FLattenSwin, 'tiny'),
+        (FLattenCSWin, 'tiny'),
+        (FLattenPVT, 'tiny'),
+        (FLattenPVTv2, 'b0'),
+        (FLattenDeiT, 'tiny'),
+    ],
+)
 def test_units_are_the_blocks(make, arch, group_of_one):
     model = nn.ModuleDict(dict(backbone=make(arch), head=nn.Linear(2, 2)))
     blocks = [block for stage in model['backbone'].stages for block in stage]
@@ -76,12 +91,18 @@ class Regressor(BaseModel):
 
     def __init__(self, norm_type, norm_eval):
         super().__init__()
-        self.backbone = L2ViT('pico', out_indices=(3, ), frozen_stages=1, with_cp=True,
-                              norm_cfg=dict(type=norm_type), norm_eval=norm_eval)
+        self.backbone = L2ViT(
+            'pico',
+            out_indices=(3,),
+            frozen_stages=1,
+            with_cp=True,
+            norm_cfg=dict(type=norm_type),
+            norm_eval=norm_eval,
+        )
         self.head = nn.Linear(192, 1)
 
     def forward(self, inputs, target, mode):
-        feature_map, = self.backbone(inputs)
+        (feature_map,) = self.backbone(inputs)
         return dict(loss=(self.head(feature_map.mean((2, 3)))[:, 0] - target).square().mean())
 
 
@@ -94,23 +115,32 @@ def settings(work_dir, iterations, batch_size, *model):
         work_dir=str(work_dir),
         experiment_name=f'{work_dir}{iterations}',
         train_dataloader=dict(
-            batch_size=batch_size, num_workers=0, collate_fn=dict(type='default_collate'),
+            batch_size=batch_size,
+            num_workers=0,
+            collate_fn=dict(type='default_collate'),
             sampler=dict(type='DefaultSampler', shuffle=False),
-            dataset=[dict(inputs=image, target=target) for image, target in zip(*images)]),
+            dataset=[dict(inputs=image, target=target) for image, target in zip(*images)],
+        ),
         train_cfg=dict(by_epoch=False, max_iters=iterations),
         optim_wrapper=dict(
-            type='OptimWrapper', accumulative_counts=2, clip_grad=dict(max_norm=2.),
-            optimizer=dict(type='SGD', lr=0.05, momentum=0.9, weight_decay=1.),
+            type='OptimWrapper',
+            accumulative_counts=2,
+            clip_grad=dict(max_norm=2.0),
+            optimizer=dict(type='SGD', lr=0.05, momentum=0.9, weight_decay=1.0),
             constructor='LayerDecayOptimWrapperConstructor',
-            paramwise_cfg=dict(layer_decay_rate=0.9)),
+            paramwise_cfg=dict(layer_decay_rate=0.9),
+        ),
         default_hooks=dict(
-            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=iterations)),
-        randomness=dict(seed=0))
+            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=iterations)
+        ),
+        randomness=dict(seed=0),
+    )
 
 
 def exact():
     return torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
 
 
 def train_a_share(rank, processes, backend, folder, *model):
@@ -119,14 +149,19 @@ def train_a_share(rank, processes, backend, folder, *model):
     torch.set_num_threads(1)
     if backend == 'nccl':
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=f'file://{folder}/group', rank=rank,
-                            world_size=processes)
+    dist.init_process_group(
+        backend, init_method=f'file://{folder}/group', rank=rank, world_size=processes
+    )
     cfg = load('mask_rcnn_l2vit_b_coco_fsdp.py')
     with exact():
         for iterations in (2, 4):
             cfg_of_run = settings(folder / 'sharded', iterations, 4 // processes, *model)
-            FlexibleRunner(**cfg_of_run, strategy=deepcopy(cfg.strategy), launcher='pytorch',
-                           resume=iterations == 4).train()
+            FlexibleRunner(
+                **cfg_of_run,
+                strategy=deepcopy(cfg.strategy),
+                launcher='pytorch',
+                resume=iterations == 4,
+            ).train()
     dist.destroy_process_group()
 
 
@@ -141,11 +176,16 @@ def test_processes_that_share_a_model_train_it_as_one_does(backend, tmp_path):
     with exact():
         Runner(**settings(tmp_path / 'one', 4, 4, 'BN', norm_eval)).train()
     torch.multiprocessing.spawn(
-        train_a_share, (processes, backend, tmp_path, norm_type, norm_eval), processes)
+        train_a_share, (processes, backend, tmp_path, norm_type, norm_eval), processes
+    )
 
     # Written by this test.
-    one, sharded = (torch.load(tmp_path / name / 'iter_4.pth', map_location='cpu',
-                               weights_only=False)['state_dict'] for name in ('one', 'sharded'))
+    one, sharded = (
+        torch.load(tmp_path / name / 'iter_4.pth', map_location='cpu', weights_only=False)[
+            'state_dict'
+        ]
+        for name in ('one', 'sharded')
+    )
     torch.testing.assert_close(sharded, one, rtol=0, atol=1e-6 if backend == 'gloo' else 1e-4)
     model = Regressor('BN', norm_eval)
     model.load_state_dict(sharded, strict=True)
@@ -166,8 +206,9 @@ def batch_norms(model):
 def test_sync_bn_is_one_line(option):
     config = str(CONFIGS / 'mask_rcnn_l2vit_t_coco.py')
     value = 'torch' if option == 'sync_bn' else 'SyncBN'
-    cfg = load_config(Namespace(
-        config=config, cfg_options={option: value}, launcher='none', work_dir=None))
+    cfg = load_config(
+        Namespace(config=config, cfg_options={option: value}, launcher='none', work_dir=None)
+    )
     with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
         model = MODELS.build(cfg.model)
         plain = MODELS.build(load(config).model)
@@ -193,8 +234,9 @@ def forward_backward(norm_type, device):
 
 
 def test_sync_bn_of_one_process_is_bn():
-    torch.testing.assert_close(forward_backward('SyncBN', 'cpu'), forward_backward('BN', 'cpu'),
-                               rtol=0, atol=0)
+    torch.testing.assert_close(
+        forward_backward('SyncBN', 'cpu'), forward_backward('BN', 'cpu'), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize('group_of_one', [pytest.param('nccl', marks=cuda)], indirect=True)

@@ -1,4 +1,5 @@
 """Whole models: published files as they were released, and files that don't fit."""
+
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +49,7 @@ def test_published_file_gives_the_published_logits(name, tmp_path):
     torch.save({'model': golden.state_dict(GOLDEN[name]), 'epoch': 299}, path)
     model = classifier(name)
     load(model, path)
-    run, = GOLDEN[name]['runs']
+    (run,) = GOLDEN[name]['runs']
     with torch.no_grad():
         logits = model(golden.image(run), mode='tensor')
     assert golden.error(logits, run['outputs']['logits']) < 1e-4
@@ -64,8 +65,12 @@ def test_other_forms_of_files_and_the_runner(tmp_path):
     # A file trained here, through the runner that the configs make.
     torch.save({'state_dict': model.state_dict()}, tmp_path / 'ours.pth')
     other = classifier(name)
-    runner = Runner(other, str(tmp_path), experiment_name='published',
-                    default_hooks=dict(loading=dict(type='StrictLoadHook')))
+    runner = Runner(
+        other,
+        str(tmp_path),
+        experiment_name='published',
+        default_hooks=dict(loading=dict(type='StrictLoadHook')),
+    )
     for file in ('ours.pth', 'ddp.pth'):
         torch.nn.init.zeros_(other.head.fc.bias)
         runner.load_checkpoint(str(tmp_path / file))
@@ -79,10 +84,13 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     published['block1.0.attn.table'] = torch.zeros(1)
     published['block1.0.norm1.weight'] = torch.zeros(7)
     torch.save({'model': published}, tmp_path / 'misfit.pth')
-    with pytest.raises(RuntimeError, match=r'fit ImageClassifier: its backbone looks like '
-                       r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
-                       r'\.bias; unexpected: backbone\.stages\.0\.0\.attn\.table; of another shape: '
-                       r'backbone\.stages\.0\.0\.attn_norm\.weight'):
+    with pytest.raises(
+        RuntimeError,
+        match=r'fit ImageClassifier: its backbone looks like '
+        r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
+        r'\.bias; unexpected: backbone\.stages\.0\.0\.attn\.table; of another shape: '
+        r'backbone\.stages\.0\.0\.attn_norm\.weight',
+    ):
         load(classifier('flatten_pvt_v2_b0'), tmp_path / 'misfit.pth')
 
 
@@ -90,7 +98,6 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
 
 
 class Detector(torch.nn.Module):
-
     def __init__(self, backbone, classes=4):
         super().__init__()
         self.backbone = backbone
@@ -120,7 +127,8 @@ def test_a_detector_is_loaded_whole():
     assert state._metadata['backbone.stem.bn1'] == dict(version=2)
     checkpoint = {'state_dict': state}
     StrictLoadHook().after_load_checkpoint(
-        SimpleNamespace(model=Detector(L2ViT('pico')), _resume=False), checkpoint)
+        SimpleNamespace(model=Detector(L2ViT('pico')), _resume=False), checkpoint
+    )
     assert checkpoint['state_dict']._metadata == state._metadata
     for resume in (False, True):
         for name, value in loaded(Detector(L2ViT('pico')), state, resume).items():
@@ -136,27 +144,38 @@ def test_a_detector_is_loaded_whole():
 def test_a_detector_whose_backbone_has_the_published_names():
     name = 'flatten_pvt_v2_b0'
     published = golden.state_dict(GOLDEN[name])
-    published = {f'backbone.{key}': value for key, value in published.items()
-                 if not key.startswith('head.')}
-    rest = {key: value for key, value in random_detector(FLattenPVTv2('b0')).state_dict().items()
-            if not key.startswith('backbone.')}
+    published = {
+        f'backbone.{key}': value for key, value in published.items() if not key.startswith('head.')
+    }
+    rest = {
+        key: value
+        for key, value in random_detector(FLattenPVTv2('b0')).state_dict().items()
+        if not key.startswith('backbone.')
+    }
     state = loaded(Detector(FLattenPVTv2('b0')), {**published, **rest})
     assert torch.equal(state['neck.weight'], rest['neck.weight'])
-    assert torch.equal(state['backbone.stages.0.0.mlp.fc1.bias'],
-                       published['backbone.block1.0.mlp.fc1.bias'])
+    assert torch.equal(
+        state['backbone.stages.0.0.mlp.fc1.bias'], published['backbone.block1.0.mlp.fc1.bias']
+    )
 
 
 def test_what_does_not_fit_a_detector():
     state = random_detector(L2ViT('pico')).state_dict()
     state['rpn.weight'] = state.pop('neck.weight')
-    with pytest.raises(RuntimeError, match=r'the checkpoint does not fit Detector: missing: '
-                       r'neck\.weight; unexpected: rpn\.weight$'):
+    with pytest.raises(
+        RuntimeError,
+        match=r'the checkpoint does not fit Detector: missing: '
+        r'neck\.weight; unexpected: rpn\.weight$',
+    ):
         loaded(Detector(L2ViT('pico')), state, resume=True)
     other = random_detector(FLattenPVTv2('b0')).state_dict()
     with pytest.raises(RuntimeError, match='its backbone looks like flatten-pvt-v2-b0; missing: '):
         loaded(Detector(L2ViT('pico')), other)
-    with pytest.raises(RuntimeError, match=r'fit Detector: a backbone alone is for '
-                       r'model\.backbone\.init_cfg; missing: bbox_head\.bias'):
+    with pytest.raises(
+        RuntimeError,
+        match=r'fit Detector: a backbone alone is for '
+        r'model\.backbone\.init_cfg; missing: bbox_head\.bias',
+    ):
         loaded(Detector(L2ViT('pico')), L2ViT('pico').state_dict())
     with pytest.raises(RuntimeError, match='a backbone alone is for .*unexpected: head.fc.bias'):
         loaded(Detector(FLattenPVTv2('b0')), golden.state_dict(GOLDEN['flatten_pvt_v2_b0']))

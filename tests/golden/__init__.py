@@ -3,6 +3,7 @@
 A state-dict entry is drawn from its name and shape, in float64, then rounded to float32, so that
 two implementations get the same weights without a file of them.
 """
+
 import json
 import zlib
 from functools import cache
@@ -28,8 +29,11 @@ def load(name: str) -> dict:
 
 def load_all() -> dict:
     """The figures of all backbones."""
-    return {model: figures for file in sorted(Path(__file__).parent.glob('*.json'))
-            for model, figures in load(file.stem).items()}
+    return {
+        model: figures
+        for file in sorted(Path(__file__).parent.glob('*.json'))
+        for model, figures in load(file.stem).items()
+    }
 
 
 def _normal(key: str, shape: list[int]) -> np.ndarray:
@@ -43,7 +47,7 @@ def fill(key: str, shape: tuple[int, ...]) -> Tensor:
     if last == 'num_batches_tracked':
         return torch.zeros(shape, dtype=torch.long)
     if last in DERIVED:
-        return torch.full(shape, 7.)  # a wrong value, which must not be used
+        return torch.full(shape, 7.0)  # a wrong value, which must not be used
     n = np.asarray(_normal(key, shape))
     if last == 'running_var':
         n = np.exp(0.1 * n)
@@ -52,7 +56,8 @@ def fill(key: str, shape: tuple[int, ...]) -> Tensor:
     elif last == 'scale':
         n = 0.3 * n
     elif last in ('positional_encoding', 'relative_position_bias_table') or last.startswith(
-            'pos_embed'):
+        'pos_embed'
+    ):
         n = 0.2 * n
     elif last == 'weight':
         n = n / np.sqrt(np.prod(shape[1:])) if n.ndim > 1 else 1 + 0.1 * n

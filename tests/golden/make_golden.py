@@ -59,31 +59,60 @@ L2VIT = 'L2ViT/{} of https://github.com/ChuanyangZheng/L2ViT'
 PVT_STAGES = tuple(f'block{i}.1' for i in (1, 2, 3, 4))
 PUBLISHED = {
     'l2vit_t_det': Published(
-        'l2vit', {'arch': 'tiny'}, L2VIT.format('object_detection'),
+        'l2vit',
+        {'arch': 'tiny'},
+        L2VIT.format('object_detection'),
         'mmdet.models.backbones.l2vit:L2ViT',
-        {'block_type': 'mix_local_enhanced_vit', 'conv_stem': True}, logits=False,
-        inputs=((1, 3, 96, 128), (2, 3, 100, 130), (1, 3, 224, 224))),
+        {'block_type': 'mix_local_enhanced_vit', 'conv_stem': True},
+        logits=False,
+        inputs=((1, 3, 96, 128), (2, 3, 100, 130), (1, 3, 224, 224)),
+    ),
     'l2vit_t_cls': Published(
-        'l2vit', {'arch': 'tiny', 'out_indices': [3]}, L2VIT.format('classification'),
-        'models.l2vit:L2ViT_Tiny'),
+        'l2vit',
+        {'arch': 'tiny', 'out_indices': [3]},
+        L2VIT.format('classification'),
+        'models.l2vit:L2ViT_Tiny',
+    ),
     'flatten_pvt_t': Published(
-        'flatten-pvt', {'arch': 'tiny'}, FLATTEN, 'models.flatten_pvt:flatten_pvt_tiny',
-        {'la_sr_ratios': '1111', 'attn_type': 'LLLL'}, PVT_STAGES),
+        'flatten-pvt',
+        {'arch': 'tiny'},
+        FLATTEN,
+        'models.flatten_pvt:flatten_pvt_tiny',
+        {'la_sr_ratios': '1111', 'attn_type': 'LLLL'},
+        PVT_STAGES,
+    ),
     'flatten_pvt_t_sr8421': Published(
-        'flatten-pvt', {'arch': 'tiny', 'sr_ratios': [8, 4, 2, 1]}, FLATTEN,
-        'models.flatten_pvt:flatten_pvt_tiny', {'la_sr_ratios': '8421', 'attn_type': 'LLLL'},
-        PVT_STAGES),
+        'flatten-pvt',
+        {'arch': 'tiny', 'sr_ratios': [8, 4, 2, 1]},
+        FLATTEN,
+        'models.flatten_pvt:flatten_pvt_tiny',
+        {'la_sr_ratios': '8421', 'attn_type': 'LLLL'},
+        PVT_STAGES,
+    ),
     'flatten_pvt_v2_b0': Published(
-        'flatten-pvt-v2', {'arch': 'b0'}, FLATTEN, 'models.flatten_pvt_v2:flatten_pvt_v2_b0',
-        {'la_sr_ratios': '1111', 'attn_type': 'LLLL'}, ('norm1', 'norm2', 'norm3', 'norm4')),
+        'flatten-pvt-v2',
+        {'arch': 'b0'},
+        FLATTEN,
+        'models.flatten_pvt_v2:flatten_pvt_v2_b0',
+        {'la_sr_ratios': '1111', 'attn_type': 'LLLL'},
+        ('norm1', 'norm2', 'norm3', 'norm4'),
+    ),
     'flatten_swin_t': Published(
-        'flatten-swin', {'arch': 'tiny'}, FLATTEN, 'models.flatten_swin:FLattenSwinTransformer',
+        'flatten-swin',
+        {'arch': 'tiny'},
+        FLATTEN,
+        'models.flatten_swin:FLattenSwinTransformer',
         {'window_size': 56, 'attn_type': 'LLSS'},
-        ('layers.0.blocks.1', 'layers.1.blocks.1', 'layers.2.blocks.5', 'layers.3.blocks.1')),
+        ('layers.0.blocks.1', 'layers.1.blocks.1', 'layers.2.blocks.5', 'layers.3.blocks.1'),
+    ),
     'flatten_cswin_t': Published(
-        'flatten-cswin', {'arch': 'tiny'}, FLATTEN,
-        'models.flatten_cswin:FLatten_CSWin_64_24181_tiny_224', {'attn_type': 'LLSS'},
-        ('stage1.1', 'stage2.3', 'stage3.17', 'stage4.0')),
+        'flatten-cswin',
+        {'arch': 'tiny'},
+        FLATTEN,
+        'models.flatten_cswin:FLatten_CSWin_64_24181_tiny_224',
+        {'attn_type': 'LLSS'},
+        ('stage1.1', 'stage2.3', 'stage3.17', 'stage4.0'),
+    ),
 }
 
 
@@ -99,7 +128,8 @@ def stub_mmdet2() -> None:
         'mmdet.utils': {'get_root_logger': None},
         'mmdet.models': {},
         'mmdet.models.backbones': {
-            '__path__': [str(folder) for folder in folders if (folder / 'l2vit.py').exists()]},
+            '__path__': [str(folder) for folder in folders if (folder / 'l2vit.py').exists()]
+        },
         'mmcv': {},
         'mmcv.cnn': {'constant_init': lambda *args: None, 'kaiming_init': lambda *args: None},
         'mmcv_custom': {'load_checkpoint': None},
@@ -130,8 +160,13 @@ def sample(out: Tensor, key: str) -> dict:
     flat = out.detach().double().flatten()
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(f'index:{key}'.encode())))
     index = rng.integers(0, flat.numel(), SAMPLES).tolist()
-    return {'shape': list(out.shape), 'mean': flat.mean().item(),
-            'std': flat.std(correction=0).item(), 'index': index, 'value': flat[index].tolist()}
+    return {
+        'shape': list(out.shape),
+        'mean': flat.mean().item(),
+        'std': flat.std(correction=0).item(),
+        'index': index,
+        'value': flat[index].tolist(),
+    }
 
 
 @torch.no_grad()
@@ -144,19 +179,26 @@ def describe(name: str, published: Published, model: nn.Module) -> dict:
         model: The published model.
     """
     keys = {key: list(value.shape) for key, value in model.state_dict().items()}
-    entry = {'backbone': published.backbone,
-             'params': sum(parameter.numel() for parameter in model.parameters()),
-             'keys': keys, 'runs': []}
+    entry = {
+        'backbone': published.backbone,
+        'params': sum(parameter.numel() for parameter in model.parameters()),
+        'keys': keys,
+        'runs': [],
+    }
     # What is derived from the architecture keeps the model's own values.
-    model.load_state_dict({**model.state_dict(), **{
-        key: golden.fill(key, shape) for key, shape in keys.items()
-        if key.rpartition('.')[2] not in golden.DERIVED}})
+    own = {
+        key: value
+        for key, value in model.state_dict().items()
+        if key.rpartition('.')[2] in golden.DERIVED
+    }
+    model.load_state_dict({**golden.state_dict(entry), **own})
     model.double().eval()
 
     outputs = {}
     for stage, path in enumerate(published.stages):
         model.get_submodule(path).register_forward_hook(
-            lambda module, args, out, key=f'stage{stage}': outputs.update({key: out}))
+            lambda module, args, out, key=f'stage{stage}': outputs.update({key: out})
+        )
     for shape in published.inputs:
         run = {'input': list(shape), 'image_key': f'{name}:{"x".join(map(str, shape))}'}
         outputs.clear()
@@ -172,6 +214,7 @@ def describe(name: str, published: Published, model: nn.Module) -> dict:
 
 def dumps(models: dict) -> str:
     """Formats the entries of a file as JSON, with one line per list of numbers."""
+
     def one_line(match: re.Match) -> str:
         return re.sub(r'(?<=[\[{]) | (?=[\]}])', '', re.sub(r'\s+', ' ', match[0]))
 
@@ -184,8 +227,12 @@ def dumps(models: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('name', choices=PUBLISHED, help='entry to make, or to make again')
-    parser.add_argument('--folder', type=Path, default=Path(__file__).parent,
-                        help='where the JSON file is written (default: beside this script)')
+    parser.add_argument(
+        '--folder',
+        type=Path,
+        default=Path(__file__).parent,
+        help='where the JSON file is written (default: beside this script)',
+    )
     args = parser.parse_args()
     published = PUBLISHED[args.name]
     entry = describe(args.name, published, build(published))

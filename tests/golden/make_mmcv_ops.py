@@ -13,8 +13,20 @@ import torch
 from torch import Tensor
 
 FILE = Path(__file__).parent / 'mmcv_ops.npz'
-INPUTS = ('boxes', 'scores', 'batched_idxs', 'feat', 'rois', 'roi_align_grad_in', 'dc_x',
-          'dc_weight', 'dc_offset', 'dc_mask', 'dc_bias', 'dc_grad_out')
+INPUTS = (
+    'boxes',
+    'scores',
+    'batched_idxs',
+    'feat',
+    'rois',
+    'roi_align_grad_in',
+    'dc_x',
+    'dc_weight',
+    'dc_offset',
+    'dc_mask',
+    'dc_bias',
+    'dc_grad_out',
+)
 
 
 def figures(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -28,22 +40,26 @@ def figures(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         out.update({f'nms_offset{offset}_index': index, f'nms_offset{offset}_dets': dets})
     out['nms_thr_index'] = ops.nms(boxes, scores, 0.5, score_threshold=0.3, max_num=7)[1]
     out['batched_nms_dets'], out['batched_nms_index'] = ops.batched_nms(
-        boxes, scores, inputs['batched_idxs'], dict(type='nms', iou_threshold=0.5))
+        boxes, scores, inputs['batched_idxs'], dict(type='nms', iou_threshold=0.5)
+    )
     for method in ('linear', 'gaussian', 'naive'):
         dets, index = ops.soft_nms(
-            boxes, scores, iou_threshold=0.3, sigma=0.5, min_score=1e-3, method=method)
+            boxes, scores, iou_threshold=0.3, sigma=0.5, min_score=1e-3, method=method
+        )
         out.update({f'softnms_{method}_dets': dets, f'softnms_{method}_index': index})
 
     for aligned in (1, 0):
         for sampling in (0, 2):
             feat = inputs['feat'].clone().requires_grad_()
             pooled = ops.roi_align(
-                feat, inputs['rois'], (5, 4), 1 / 8, sampling, 'avg', bool(aligned))
+                feat, inputs['rois'], (5, 4), 1 / 8, sampling, 'avg', bool(aligned)
+            )
             pooled.backward(inputs['roi_align_grad_in'])
             key = f'roi_align_a{aligned}_s{sampling}'
             out.update({key: pooled.detach(), f'{key}_grad': feat.grad})
     out['roi_align_max'] = ops.roi_align(
-        inputs['feat'], inputs['rois'], (5, 4), 1 / 8, 2, 'max', True)
+        inputs['feat'], inputs['rois'], (5, 4), 1 / 8, 2, 'max', True
+    )
 
     names = ('x', 'offset', 'mask', 'weight', 'bias')
     leaves = {name: inputs[f'dc_{name}'].clone().requires_grad_() for name in names}

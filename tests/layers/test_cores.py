@@ -1,4 +1,5 @@
 """Each attention against its formula, written out for one head and one image in float64."""
+
 import math
 
 import pytest
@@ -78,8 +79,9 @@ def test_against_the_formula(attention):
     assert out.shape == q.shape
     for image in range(BATCH):
         tokens = (x[image].flatten(0, 1) for x in (q, k, v))
-        torch.testing.assert_close(out[image].flatten(0, 1),
-                                   expected(core, attention, *tokens, SIZE))
+        torch.testing.assert_close(
+            out[image].flatten(0, 1), expected(core, attention, *tokens, SIZE)
+        )
 
 
 @pytest.mark.parametrize('attention', ATTENTIONS)
@@ -98,8 +100,9 @@ def test_keys_of_a_smaller_map(attention):
     out = core(q, k, v, layout, key_layout)
     for image in range(BATCH):
         tokens = (x[image].flatten(0, 1) for x in (q, k, v))
-        torch.testing.assert_close(out[image].flatten(0, 1),
-                                   expected(core, attention, *tokens, SIZE, stretch))
+        torch.testing.assert_close(
+            out[image].flatten(0, 1), expected(core, attention, *tokens, SIZE, stretch)
+        )
 
 
 @pytest.mark.parametrize('attention', ATTENTIONS)
@@ -112,8 +115,9 @@ def test_strided_queries_keys_and_values(attention):
     torch.testing.assert_close(core(*views, layout, layout), core(*copies, layout, layout))
 
 
-@pytest.mark.parametrize('attention', [name for name in ATTENTIONS
-                                       if name not in ('hydra', 'softmax')])
+@pytest.mark.parametrize(
+    'attention', [name for name in ATTENTIONS if name not in ('hydra', 'softmax')]
+)
 def test_half_precision_over_many_tokens(attention):
     """Sums over 30,000 keys of magnitude 50 fit into float16's 65504 only when divided first."""
     core = build_attention(attention, 32, 1, (8, 8))
@@ -136,13 +140,17 @@ def test_focusing_factor():
     torch.testing.assert_close(out.flatten(1, 2)[0, :, :DIM], first)
 
 
-@pytest.mark.parametrize('kwargs, message', [
-    (dict(attention='cosine'), "attention must be one of focused, hydra.*, got 'cosine'"),
-    (dict(kernel_size=0), 'kernel_size must be an odd number from 1, got 0'),
-    (dict(kernel_size=2.5), 'kernel_size must be .*, got 2.5'),
-    (dict(focusing_factor=-1), 'focusing_factor must be a number over 0, got -1'),
-])
+@pytest.mark.parametrize(
+    'kwargs, message',
+    [
+        (dict(attention='cosine'), "attention must be one of focused, hydra.*, got 'cosine'"),
+        (dict(kernel_size=0), 'kernel_size must be an odd number from 1, got 0'),
+        (dict(kernel_size=2.5), 'kernel_size must be .*, got 2.5'),
+        (dict(focusing_factor=-1), 'focusing_factor must be a number over 0, got -1'),
+    ],
+)
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        build_attention(**{'attention': 'focused', 'channels': 4, 'num_heads': 1,
-                           'key_size': (2, 2), **kwargs})
+        build_attention(
+            **{'attention': 'focused', 'channels': 4, 'num_heads': 1, 'key_size': (2, 2), **kwargs}
+        )

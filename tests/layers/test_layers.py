@@ -35,13 +35,14 @@ def test_window_attention_against_its_formula():
     expected = torch.zeros_like(padded)
     for top in (0, 3):
         for left in (0, 3):
-            window = padded[0, top:top + 3, left:left + 3].reshape(9, 8)
+            window = padded[0, top : top + 3, left : left + 3].reshape(9, 8)
             q, k, v = attention.qkv(window).split(8, -1)
             heads = []
             for h in (slice(0, 4), slice(4, 8)):
                 heads.append((q[:, h] @ k[:, h].T * 4**-0.5).softmax(-1) @ v[:, h])
-            expected[0, top:top + 3, left:left + 3] = attention.proj(
-                torch.cat(heads, -1)).view(3, 3, 8)
+            expected[0, top : top + 3, left : left + 3] = attention.proj(torch.cat(heads, -1)).view(
+                3, 3, 8
+            )
     torch.testing.assert_close(out, expected[:, :4, :5])
 
 
@@ -59,14 +60,22 @@ def test_shifted_windows_against_their_formula():
     # begins at (2, 2); the first two rows and columns are windows of their own.
     for y in range(height):
         for x_ in range(width):
-            keys = [(r, c) for r in range(8) for c in range(12)
-                    if (r + 2) // 4 == (y + 2) // 4 and (c + 2) // 4 == (x_ + 2) // 4]
+            keys = [
+                (r, c)
+                for r in range(8)
+                for c in range(12)
+                if (r + 2) // 4 == (y + 2) // 4 and (c + 2) // 4 == (x_ + 2) // 4
+            ]
             heads = []
             for h in range(2):
                 part = slice(4 * h, 4 * h + 4)
-                logits = torch.stack([
-                    q[y, x_, part] @ k[r, c, part] / 2
-                    + attention.bias.table[(y - r + 3) * 7 + x_ - c + 3, h] for r, c in keys])
+                logits = torch.stack(
+                    [
+                        q[y, x_, part] @ k[r, c, part] / 2
+                        + attention.bias.table[(y - r + 3) * 7 + x_ - c + 3, h]
+                        for r, c in keys
+                    ]
+                )
                 values = torch.stack([v[r, c, part] for r, c in keys])
                 heads.append(logits.softmax(0) @ values)
             torch.testing.assert_close(out[1, y, x_], attention.proj(torch.cat(heads)))
@@ -92,7 +101,7 @@ def test_spatial_reduction_against_its_formula():
     conv, keys = attention.reduction, []
     for y in range(2):
         for x_ in range(3):
-            patch = padded[2 * y:2 * y + 2, 2 * x_:2 * x_ + 2].permute(2, 0, 1)
+            patch = padded[2 * y : 2 * y + 2, 2 * x_ : 2 * x_ + 2].permute(2, 0, 1)
             keys.append((conv.weight * patch).sum((1, 2, 3)) + conv.bias)
     k, v = attention.kv(attention.reduction_norm(torch.stack(keys))).split(8, -1)
     weights = (attention.q(x[0].flatten(0, 1)) @ k.T * 8**-0.5).softmax(-1)

@@ -41,12 +41,13 @@ PACKED = PackedLayout.of_sizes([(2, 3), (2, 3), (4, 1)])
 @pytest.mark.parametrize('large', [0, 2**17])
 def test_packed_map_and_back(large, monkeypatch):
     monkeypatch.setattr(packed, '_LARGE', large)
-    tokens = torch.arange(1., 17).view(16, 1)
+    tokens = torch.arange(1.0, 17).view(16, 1)
     feature_map = PACKED.to_map(tokens, 5, 4)
     assert feature_map[:, 0].tolist() == [
         [[1, 2, 3, 0], [4, 5, 6, 0], [0] * 4, [0] * 4, [0] * 4],
         [[7, 8, 9, 0], [10, 11, 12, 0], [0] * 4, [0] * 4, [0] * 4],
-        [[13, 0, 0, 0], [14, 0, 0, 0], [15, 0, 0, 0], [16, 0, 0, 0], [0] * 4]]
+        [[13, 0, 0, 0], [14, 0, 0, 0], [15, 0, 0, 0], [16, 0, 0, 0], [0] * 4],
+    ]
     feature_map[feature_map == 0] = torch.nan
     assert torch.equal(PACKED.from_map(feature_map), tokens)
 
@@ -88,8 +89,9 @@ def test_sequences(tokens):
 
 
 @pytest.mark.parametrize('shift', [False, True])
-@pytest.mark.parametrize('window', [(2, 3), (5, 7), (1, 1), (8, 8), (None, 2), (3, None),
-                                    (None, None)])
+@pytest.mark.parametrize(
+    'window', [(2, 3), (5, 7), (1, 1), (8, 8), (None, 2), (3, None), (None, None)]
+)
 def test_windows_round_trip_with_padding(tokens, window, shift):
     h, w = window[0] or 5, window[1] or 7
     window = Window(*window, shift=shift)
@@ -133,17 +135,18 @@ def test_parts_of_shifted_windows():
 
 
 def test_per_image(tokens):
-    scaled = tokens * LAYOUT.per_image(torch.tensor([2., 3.]))
+    scaled = tokens * LAYOUT.per_image(torch.tensor([2.0, 3.0]))
     assert torch.equal(scaled[0], 2 * tokens[0]) and torch.equal(scaled[1], 3 * tokens[1])
 
 
 def test_values_an_image_of_packed_tokens():
     layout = PackedLayout.of_sizes([(1, 2), (3, 1), (3, 1)])
-    values = layout.per_image(torch.tensor([2., 3., 5.]))
-    assert values.tolist() == [[2.]] * 2 + [[3.]] * 3 + [[5.]] * 3
+    values = layout.per_image(torch.tensor([2.0, 3.0, 5.0]))
+    assert values.tolist() == [[2.0]] * 2 + [[3.0]] * 3 + [[5.0]] * 3
 
 
 def test_per_position():
-    table = LAYOUT.per_position(lambda height, width: torch.arange(height * width).reshape(
-        height, width, 1))
+    table = LAYOUT.per_position(
+        lambda height, width: torch.arange(height * width).reshape(height, width, 1)
+    )
     assert table.shape == (5, 7, 1)

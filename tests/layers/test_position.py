@@ -35,8 +35,9 @@ def test_at_its_own_size_it_is_the_table_itself(table):
 @pytest.mark.parametrize('size', [(1, 1), (7, 3), (4, 9)])
 def test_resized(table, size, mode):
     table.mode = mode
-    expected = F.interpolate(table.table.permute(2, 0, 1)[None], size, mode=mode,
-                             align_corners=False)
+    expected = F.interpolate(
+        table.table.permute(2, 0, 1)[None], size, mode=mode, align_corners=False
+    )
     out = table(DenseLayout(1, *size))
     torch.testing.assert_close(out, expected[0].permute(1, 2, 0))
     assert out.is_contiguous()
@@ -64,17 +65,22 @@ def test_a_gradient_reaches_the_table(table):
     assert not table._cache
 
 
-@pytest.mark.parametrize('change', [
-    lambda table: table.load_state_dict({'table': torch.ones(4, 5, 6)}),
-    lambda table: (table.table.data.fill_(1.), table.eval()),  # mmengine's EMA, before val
-    lambda table: torch.nn.init.ones_(table.table),
-], ids=['load', 'ema', 'in place'])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda table: table.load_state_dict({'table': torch.ones(4, 5, 6)}),
+        lambda table: (table.table.data.fill_(1.0), table.eval()),  # mmengine's EMA, before val
+        lambda table: torch.nn.init.ones_(table.table),
+    ],
+    ids=['load', 'ema', 'in place'],
+)
 def test_changed_weights_are_seen(table, change):
     with torch.no_grad():
         table(DenseLayout(1, 7, 3))
         change(table)
-        torch.testing.assert_close(table(DenseLayout(1, 7, 3)),
-                                   torch.ones(7, 3, 6, dtype=torch.float64))
+        torch.testing.assert_close(
+            table(DenseLayout(1, 7, 3)), torch.ones(7, 3, 6, dtype=torch.float64)
+        )
 
 
 def test_other_types(table):
@@ -96,7 +102,7 @@ def test_inference_mode(table):
 
 def test_tables_of_windows_that_are_no_squares_load():
     table = PositionTable(2, (2, 3))
-    loaded = torch.arange(12.).reshape(1, 6, 2)
+    loaded = torch.arange(12.0).reshape(1, 6, 2)
     assert torch.equal(table.fit(loaded), loaded.reshape(2, 3, 2))
     odd = torch.zeros(1, 7, 2)  # of no known height and width
     assert table.fit(odd) is odd

@@ -50,7 +50,11 @@ def test_sizes_and_gradients(size):
     outs = neck((torch.randn(2, 8, *size),))
     h, w = size
     assert [tuple(out.shape) for out in outs] == [
-        (2, 6, 4 * h, 4 * w), (2, 6, 2 * h, 2 * w), (2, 6, h, w), (2, 6, (h + 1) // 2, (w + 1) // 2)]
+        (2, 6, 4 * h, 4 * w),
+        (2, 6, 2 * h, 2 * w),
+        (2, 6, h, w),
+        (2, 6, (h + 1) // 2, (w + 1) // 2),
+    ]
     assert all(out.is_contiguous() for out in outs)
     sum((out * torch.randn_like(out)).sum() for out in outs).backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in neck.parameters())
@@ -60,16 +64,19 @@ def test_initialisation():
     neck = SimpleFeaturePyramid(128, 64)
     assert neck.rescale[1].weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert not neck.rescale[1].bias.any()
-    bound = (3 / (64 * 9))**0.5  # uniform of variance 1 / fan-in
+    bound = (3 / (64 * 9)) ** 0.5  # uniform of variance 1 / fan-in
     assert neck.convs[0][2].weight.abs().max().item() == pytest.approx(bound, rel=0.01)
 
 
-@pytest.mark.parametrize('kwargs, message', [
-    (dict(in_channels=6), 'in_channels must be a positive multiple of 4, got 6'),
-    (dict(in_channels=8, out_channels=0), 'out_channels must be 1 or more, got 0'),
-    (dict(in_channels=8, num_outs=4.5), 'num_outs must be .*, got 4.5'),
-    (dict(in_channels=8, num_outs=3), 'num_outs must be 4 or more, got 3'),
-])
+@pytest.mark.parametrize(
+    'kwargs, message',
+    [
+        (dict(in_channels=6), 'in_channels must be a positive multiple of 4, got 6'),
+        (dict(in_channels=8, out_channels=0), 'out_channels must be 1 or more, got 0'),
+        (dict(in_channels=8, num_outs=4.5), 'num_outs must be .*, got 4.5'),
+        (dict(in_channels=8, num_outs=3), 'num_outs must be 4 or more, got 3'),
+    ],
+)
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         SimpleFeaturePyramid(**kwargs)
@@ -83,8 +90,7 @@ def test_bad_map():
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
 def test_same_dict_builds_in_every_scope(toolbox):
     registry = importlib.import_module(f'{toolbox}.registry').MODELS
-    backbone = registry.build(dict(
-        type='FLattenDeiT', arch=dict(channels=8, depth=2, num_heads=2)))
+    backbone = registry.build(dict(type='FLattenDeiT', arch=dict(channels=8, depth=2, num_heads=2)))
     neck = registry.build(dict(type='SimpleFeaturePyramid', in_channels=8, out_channels=4))
     maps = neck(backbone.eval()(torch.zeros(1, 3, 40, 72)))
     assert [tuple(m.shape[2:]) for m in maps] == [(12, 20), (6, 10), (3, 5), (2, 3)]

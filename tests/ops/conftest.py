@@ -7,8 +7,15 @@ from op_testing import NO_GPU
 from l2vit_mm.ops import extension
 
 
-@pytest.fixture(scope='session', params=['cpu', pytest.param('cuda', marks=[
-    pytest.mark.cuda, pytest.mark.skipif(NO_GPU, reason='no CUDA device')])])
+@pytest.fixture(
+    scope='session',
+    params=[
+        'cpu',
+        pytest.param(
+            'cuda', marks=[pytest.mark.cuda, pytest.mark.skipif(NO_GPU, reason='no CUDA device')]
+        ),
+    ],
+)
 def device(request):
     return request.param
 

@@ -2,6 +2,7 @@
 
 An image is a tensor (h, w, ...) here; a batch holds images in one of the three layouts.
 """
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,9 @@ TAIL = 3  # tokens after the last image of a packed batch
 
 NO_GPU = not torch.cuda.is_available()
 # For tests of one device; the others use the fixtures `device`, `compiled`, `backend`.
-needs_extension = pytest.mark.skipif(extension.load_error() is not None,
-                                     reason=str(extension.load_error()))
+needs_extension = pytest.mark.skipif(
+    extension.load_error() is not None, reason=str(extension.load_error())
+)
 
 
 def needs_gpu(test):
@@ -26,7 +28,8 @@ def needs_gpu(test):
 def tolerances(dtype):
     """Returns the largest relative errors of the output and of the gradients against float64."""
     return {torch.float64: (1e-12, 1e-12), torch.float32: (1e-5, 1e-4)}.get(
-        dtype, (torch.finfo(dtype).eps, torch.finfo(dtype).eps))
+        dtype, (torch.finfo(dtype).eps, torch.finfo(dtype).eps)
+    )
 
 
 def relative_error(actual, expected):
@@ -45,9 +48,16 @@ def join(layout, images, outside=float('nan')):
     """Joins images to a batch. Tokens in no image are NaN, so that reading them shows."""
     if layout == 'padded':
         height, width = (max(x.shape[i] for x in images) + i + 1 for i in (0, 1))
-        return torch.stack([
-            F.pad(x, (0, 0) * (x.ndim - 2) + (0, width - x.shape[1], 0, height - x.shape[0]),
-                  value=outside) for x in images])
+        return torch.stack(
+            [
+                F.pad(
+                    x,
+                    (0, 0) * (x.ndim - 2) + (0, width - x.shape[1], 0, height - x.shape[0]),
+                    value=outside,
+                )
+                for x in images
+            ]
+        )
     tokens = [x.flatten(0, 1) for x in images]
     if layout == 'dense':
         return torch.stack(tokens)
@@ -111,8 +121,12 @@ def run(layout, q, k, v, dout, scale=None, attention=linear_attention, **options
     assert out.is_contiguous()
     grads = torch.autograd.grad(out, leaves, join(layout, dout), materialize_grads=True)
     result = {}
-    for name, batch, its_sizes in (('out', out.detach(), sizes), ('dq', grads[0], sizes),
-                                   ('dk', grads[1], key_sizes), ('dv', grads[2], key_sizes)):
+    for name, batch, its_sizes in (
+        ('out', out.detach(), sizes),
+        ('dq', grads[0], sizes),
+        ('dk', grads[1], key_sizes),
+        ('dv', grads[2], key_sizes),
+    ):
         result[name], rest = split(layout, batch, its_sizes)
         assert not rest.count_nonzero(), f'{name} is not zero outside the images'
     return result | {name: [x] for name, x in zip(('dscale',), grads[3:])}
@@ -132,8 +146,12 @@ def expected(q, k, v, dout, scale=None, **options):
             leaves.append(scale)
         grads = torch.autograd.grad(out, leaves, gradient, materialize_grads=True)
         q_image, k_image, v_image, _ = image
-        for name, x, like in (('out', out.detach(), q_image), ('dq', grads[0], q_image),
-                              ('dk', grads[1], k_image), ('dv', grads[2], v_image)):
+        for name, x, like in (
+            ('out', out.detach(), q_image),
+            ('dq', grads[0], q_image),
+            ('dk', grads[1], k_image),
+            ('dv', grads[2], v_image),
+        ):
             total[name].append(x[0].unflatten(0, like.shape[:2]))
         if 'dscale' in total:
             total['dscale'][0] += grads[3]
@@ -143,20 +161,30 @@ def expected(q, k, v, dout, scale=None, **options):
 def assert_close(actual, expected, forward, backward):
     """Checks the relative errors of a `run`, each over all images."""
     assert actual.keys() == expected.keys()
-    errors = {name: relative_error(*(torch.cat([x.double().flatten() for x in images])
-                                     for images in (actual[name], expected[name])))
-              for name in actual}
-    assert all(error <= (forward if name == 'out' else backward)
-               for name, error in errors.items()), errors
+    errors = {
+        name: relative_error(
+            *(
+                torch.cat([x.double().flatten() for x in images])
+                for images in (actual[name], expected[name])
+            )
+        )
+        for name in actual
+    }
+    assert all(
+        error <= (forward if name == 'out' else backward) for name, error in errors.items()
+    ), errors
 
 
 def threshold(q, k, feature_map='relu'):
     """Returns a denom_min that is active for some of the tokens and close to none of them."""
     phi = torch.relu if feature_map == 'relu' else torch.Tensor.double
-    denominators = torch.cat([
-        torch.einsum('yxhd,hd->yxh', phi(x.double()), phi(y.double()).sum((0, 1))).flatten()
-        for x, y in zip(q, k)])
+    denominators = torch.cat(
+        [
+            torch.einsum('yxhd,hd->yxh', phi(x.double()), phi(y.double()).sum((0, 1))).flatten()
+            for x, y in zip(q, k)
+        ]
+    )
     values = denominators[denominators > 0].sort().values
-    middle = values[len(values) // 4:-(len(values) // 4)]
+    middle = values[len(values) // 4 : -(len(values) // 4)]
     widest = (middle[1:] / middle[:-1]).argmax()
     return (middle[widest] * middle[widest + 1]).sqrt().item()

@@ -1,4 +1,5 @@
 """The results of an image are the same in every layout, whatever else is in the batch."""
+
 import pytest
 import torch
 from op_testing import LAYOUTS, random_images, relative_error, run
@@ -10,10 +11,14 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 SIZES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=5)
-OPTIONS = st.fixed_dictionaries({
-    'feature_map': st.sampled_from(['relu', 'identity']),
-    'normalizer': st.sampled_from(['clamp', 'mean']),
-    'denom_min': st.sampled_from([1e-2, 30., 100.]), 'eps': st.just(0.1)})
+OPTIONS = st.fixed_dictionaries(
+    {
+        'feature_map': st.sampled_from(['relu', 'identity']),
+        'normalizer': st.sampled_from(['clamp', 'mean']),
+        'denom_min': st.sampled_from([1e-2, 30.0, 100.0]),
+        'eps': st.just(0.1),
+    }
+)
 
 
 def check(images, scale, layouts, compare, **options):
@@ -38,33 +43,58 @@ def close(actual, wanted):
 
 
 def phi_inputs(sizes, heads, dim, value_dim, options, **like):
-    q, k, v, dout = (random_images(sizes, heads, size, **like)
-                     for size in (dim, dim, value_dim, value_dim))
+    q, k, v, dout = (
+        random_images(sizes, heads, size, **like) for size in (dim, dim, value_dim, value_dim)
+    )
     if options['feature_map'] == 'identity':
         q, k = [x.abs() for x in q], [x.abs() for x in k]
     return q, k, v, dout
 
 
 @settings(max_examples=50, deadline=None)
-@given(sizes=SIZES, heads=st.integers(1, 5), dim=st.integers(1, 40), value_dim=st.integers(1, 40),
-       dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
-       options=OPTIONS, seed=st.integers(0, 2**16))
-def test_compiled_results_are_the_same_bits(device, compiled, sizes, heads, dim, value_dim, dtype,
-                                            options, seed):
+@given(
+    sizes=SIZES,
+    heads=st.integers(1, 5),
+    dim=st.integers(1, 40),
+    value_dim=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
+    options=OPTIONS,
+    seed=st.integers(0, 2**16),
+)
+def test_compiled_results_are_the_same_bits(
+    device, compiled, sizes, heads, dim, value_dim, dtype, options, seed
+):
     torch.manual_seed(seed)
     images = phi_inputs(sizes, heads, dim, value_dim, options, dtype=dtype, device=device)
-    check(images, torch.rand(heads, device=device), ('packed', 'padded'), same_bits,
-          backend=compiled, **options)
+    check(
+        images,
+        torch.rand(heads, device=device),
+        ('packed', 'padded'),
+        same_bits,
+        backend=compiled,
+        **options,
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(sizes=SIZES, heads=st.integers(1, 5), dim=st.integers(1, 40), options=OPTIONS,
-       seed=st.integers(0, 2**16))
+@given(
+    sizes=SIZES,
+    heads=st.integers(1, 5),
+    dim=st.integers(1, 40),
+    options=OPTIONS,
+    seed=st.integers(0, 2**16),
+)
 def test_reference_results_are_close(device, sizes, heads, dim, options, seed):
     torch.manual_seed(seed)
     images = phi_inputs(sizes, heads, dim, dim, options, dtype=torch.float64, device=device)
-    check(images, torch.rand(heads, device=device, dtype=torch.float64), ('packed', 'padded'),
-          close, backend='reference', **options)
+    check(
+        images,
+        torch.rand(heads, device=device, dtype=torch.float64),
+        ('packed', 'padded'),
+        close,
+        backend='reference',
+        **options,
+    )
 
 
 def test_long_images_are_the_same_bits(device, compiled):

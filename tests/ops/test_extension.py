@@ -1,4 +1,5 @@
 """Loading the compiled operators: which ones run, and what happens without them."""
+
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 BUILD = os.environ.get('L2VIT_MM_BUILD', 'auto')
 
 # Prints the top-level modules that l2vit_mm.ops adds to those of torch.
-IMPORT = '''
+IMPORT = """
 import sys, types
 import torch.utils.flop_counter
 import torch._subclasses.fake_tensor
@@ -31,7 +32,7 @@ package = sys.modules['l2vit_mm'] = types.ModuleType('l2vit_mm')
 package.__path__ = sys.argv[1:]
 import l2vit_mm.ops
 print(*{name.split('.')[0] for name in sys.modules} - before - {'l2vit_mm'})
-'''
+"""
 
 
 @pytest.mark.skipif(BUILD == 'none', reason='L2VIT_MM_BUILD=none')
@@ -67,12 +68,18 @@ def test_imports_torch_only():
 
 def available():
     return {'AVX2': ('plain', 'avx2'), 'AVX512': ('plain', 'avx2', 'avx512')}.get(
-        torch.backends.cpu.get_cpu_capability(), ('plain', ))
+        torch.backends.cpu.get_cpu_capability(), ('plain',)
+    )
 
 
 def run(*command, cwd=None, **environment):
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=cwd,
-                          env=os.environ | environment)
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | environment,
+    )
 
 
 @pytest.mark.train
@@ -85,25 +92,39 @@ def test_each_instruction_set(name):
     if name == extension.build_info()['cpu']:
         pytest.skip('what all other tests run')
     tests = {
-        'test_extension.py': ('build_info', ),
+        'test_extension.py': ('build_info',),
         'test_linear_attention.py': ('head_sizes', 'options', 'zeros_have_no_gradient'),
-        'test_focused_feature_map.py': ('channels', 'powers', 'large_activations',
-                                        'small_activations'),
-        'test_layouts.py': ('nan_reaches_what_it_is_part_of', )}
+        'test_focused_feature_map.py': (
+            'channels',
+            'powers',
+            'large_activations',
+            'small_activations',
+        ),
+        'test_layouts.py': ('nan_reaches_what_it_is_part_of',),
+    }
     arguments = [f'{HERE / file}::test_{test}' for file, names in tests.items() for test in names]
-    result = run('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k',
-                 'build_info or cpu and compiled and not dense and not padded', *arguments,
-                 L2VIT_MM_CPU=name)
+    result = run(
+        '-m',
+        'pytest',
+        '-q',
+        '-p',
+        'no:cacheprovider',
+        '-k',
+        'build_info or cpu and compiled and not dense and not padded',
+        *arguments,
+        L2VIT_MM_CPU=name,
+    )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
 
 
 @pytest.mark.train
 @needs_extension
 def test_instruction_set_that_is_not_there():
-    result = run('-c', 'from l2vit_mm.ops import extension; extension.build_info()',
-                 L2VIT_MM_CPU='sse9')
+    result = run(
+        '-c', 'from l2vit_mm.ops import extension; extension.build_info()', L2VIT_MM_CPU='sse9'
+    )
     assert result.returncode != 0
-    assert "L2VIT_MM_CPU must be one of plain" in result.stderr
+    assert 'L2VIT_MM_CPU must be one of plain' in result.stderr
 
 
 # Without the extension
@@ -120,9 +141,11 @@ def without_extension(monkeypatch):
 def test_plain_pytorch_takes_over_with_one_warning(without_extension):
     q = torch.randn(2, 5, 2, 4)
     x, s = torch.randn(5, 4), torch.randn(4)
-    calls = [(linear_attention, (q, q, q)),
-             (linear_attention_qkvpacked, (torch.stack([q] * 3, -3), )),
-             (focused_feature_map, (x, s))]
+    calls = [
+        (linear_attention, (q, q, q)),
+        (linear_attention_qkvpacked, (torch.stack([q] * 3, -3),)),
+        (focused_feature_map, (x, s)),
+    ]
     with pytest.warns(UserWarning, match='no operators here. Plain PyTorch takes over') as caught:
         results = [function(*arguments) for function, arguments in calls * 2]
     assert len(caught) == 1
@@ -161,8 +184,9 @@ def test_gpus_that_the_operators_were_not_built_for(monkeypatch):
     assert extension.built_for((12, 0), ['8.0', '9.0+PTX'])  # PTX runs on later ones
     assert extension.built_for((9, 0), ['8.0', 'Hopper'])  # torch takes such names, too
     # While tracing, neither the GPU nor anything else that cannot be traced is queried.
-    f = torch.compile(lambda x: x + (extension.missing_for(device) is None), backend='eager',
-                      fullgraph=True)
+    f = torch.compile(
+        lambda x: x + (extension.missing_for(device) is None), backend='eager', fullgraph=True
+    )
     assert f(torch.zeros(1)) == 1
 
 
@@ -189,13 +213,21 @@ except RuntimeError as error:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize('content, reason', [
-    (None, 'installed without its compiled operators'),
-    (b'not a library', 'does not load with torch ' + torch.__version__)], ids=['none', 'broken'])
+@pytest.mark.parametrize(
+    'content, reason',
+    [
+        (None, 'installed without its compiled operators'),
+        (b'not a library', 'does not load with torch ' + torch.__version__),
+    ],
+    ids=['none', 'broken'],
+)
 def test_package_without_a_library_that_loads(content, reason, tmp_path):
     package = tmp_path / 'l2vit_mm'
-    shutil.copytree(Path(l2vit_mm.__file__).parent, package,
-                    ignore=shutil.ignore_patterns('*.so', '__pycache__'))
+    shutil.copytree(
+        Path(l2vit_mm.__file__).parent,
+        package,
+        ignore=shutil.ignore_patterns('*.so', '__pycache__'),
+    )
     if content:
         (package / '_C.abi3.so').write_bytes(content)
     result = run('-c', CODE, str(tmp_path), cwd=tmp_path, PYTHONPATH=str(tmp_path))

@@ -1,4 +1,5 @@
 """FLOPs as counted by torch: two per multiply-add of the products with the state S."""
+
 import math
 
 import pytest
@@ -31,8 +32,10 @@ def matmuls_of_reference(q, k, v, **options):
 
 @pytest.mark.parametrize('normalizer', ['clamp', 'mean'])
 def test_linear_attention(normalizer, device, compiled):
-    q, k, v = (torch.randn(2, tokens, 3, dim, device=device, requires_grad=True)
-               for tokens, dim in ((50, 8), (70, 8), (70, 6)))
+    q, k, v = (
+        torch.randn(2, tokens, 3, dim, device=device, requires_grad=True)
+        for tokens, dim in ((50, 8), (70, 8), (70, 6))
+    )
     scale = torch.rand(3, device=device, requires_grad=True)
     options = {'scale': scale, 'normalizer': normalizer}
     counted = count(lambda: linear_attention(q, k, v, backend=compiled, **options))
@@ -44,7 +47,7 @@ def test_linear_attention(normalizer, device, compiled):
 @pytest.mark.parametrize('layout', ['dense', 'packed', 'padded'])
 def test_linear_attention_qkvpacked(layout, device, compiled):
     images = random_images([(5, 7)] * 2, 3, 2, 8, device=device)
-    qkv = join(layout, images, outside=0.).requires_grad_()
+    qkv = join(layout, images, outside=0.0).requires_grad_()
     options = layout_options(layout, sizes_of(images), device=device)
     counted = count(lambda: linear_attention_qkvpacked(qkv, backend=compiled, **options))
     if layout == 'dense':
@@ -71,9 +74,12 @@ def test_focused_feature_map(device, backend):
 def test_every_operator_has_a_formula(compiled):
     """An operator without a formula would silently count 0."""
     from torch.utils.flop_counter import flop_registry
-    operators = {getattr(torch.ops.l2vit_mm, schema.name.split('::')[1])
-                 for schema in torch._C._jit_get_all_schemas()
-                 if schema.name.startswith('l2vit_mm::')}
+
+    operators = {
+        getattr(torch.ops.l2vit_mm, schema.name.split('::')[1])
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith('l2vit_mm::')
+    }
     about_the_build = {torch.ops.l2vit_mm.build_info, torch.ops.l2vit_mm.max_head_dim}
     assert len(operators) == 8
     assert operators - flop_registry.keys() == about_the_build

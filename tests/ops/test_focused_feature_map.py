@@ -1,4 +1,5 @@
 """FLatten's feature map: both backends against the equation in float64."""
+
 import math
 
 import pytest
@@ -26,8 +27,11 @@ def check(x, s, power, pos=None, *, backend):
     assert relative_error(out, like) <= forward
     dout = torch.randn_like(x)
     for name, leaf, actual, wanted in zip(
-            ('dx', 'ds', 'dpos'), leaves, torch.autograd.grad(out, leaves, dout),
-            torch.autograd.grad(like, wide, dout.double())):
+        ('dx', 'ds', 'dpos'),
+        leaves,
+        torch.autograd.grad(out, leaves, dout),
+        torch.autograd.grad(like, wide, dout.double()),
+    ):
         assert actual.dtype == leaf.dtype and actual.shape == leaf.shape
         # The type of s may be less precise. The gradient of pos is a sum of rounded ones, which
         # may cancel.
@@ -43,7 +47,7 @@ def test_channels(channels, dtype, device, backend):
     check(x, s, 3, backend=backend)
 
 
-@pytest.mark.parametrize('power', [1, 2, 2.5, 3, 4, 0.5, 8.])
+@pytest.mark.parametrize('power', [1, 2, 2.5, 3, 4, 0.5, 8.0])
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_powers(power, dtype, device, backend):
     x = torch.randn(2, 70, 24, device=device).to(dtype)
@@ -53,10 +57,23 @@ def test_powers(power, dtype, device, backend):
     check(x, s, power, backend=backend)
 
 
-@pytest.mark.parametrize('shape, pos_shape', [
-    ((3, 20, 8), (20, 8)), ((3, 20, 8), (1, 20, 8)), ((3, 20, 8), (8, )), ((3, 20, 8), (1, 1, 8)),
-    ((3, 20, 8), (3, 20, 8)), ((2, 4, 5, 8), (4, 5, 8)), ((2, 4, 5, 8), (1, 1, 5, 8)),
-    ((20, 8), (20, 8)), ((8, ), (8, )), ((8, ), (1, 8)), ((600, 3, 8), (3, 8))], ids=str)
+@pytest.mark.parametrize(
+    'shape, pos_shape',
+    [
+        ((3, 20, 8), (20, 8)),
+        ((3, 20, 8), (1, 20, 8)),
+        ((3, 20, 8), (8,)),
+        ((3, 20, 8), (1, 1, 8)),
+        ((3, 20, 8), (3, 20, 8)),
+        ((2, 4, 5, 8), (4, 5, 8)),
+        ((2, 4, 5, 8), (1, 1, 5, 8)),
+        ((20, 8), (20, 8)),
+        ((8,), (8,)),
+        ((8,), (1, 8)),
+        ((600, 3, 8), (3, 8)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16], ids=str)
 def test_positions(shape, pos_shape, dtype, device, backend):
     x, pos = (torch.randn(y, device=device).to(dtype) for y in (shape, pos_shape))
@@ -64,7 +81,7 @@ def test_positions(shape, pos_shape, dtype, device, backend):
     check(x, s, 3, pos, backend=backend)
 
 
-@pytest.mark.parametrize('s_shape', [(8, ), (1, 8), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize('s_shape', [(8,), (1, 8), (1, 1, 8)], ids=str)
 @pytest.mark.parametrize('s_dtype', DTYPES, ids=str)
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_types_and_shapes_of_s(dtype, s_dtype, s_shape, device, backend):
@@ -74,12 +91,31 @@ def test_types_and_shapes_of_s(dtype, s_dtype, s_shape, device, backend):
     check(x, s, 3, pos, backend=backend)
 
 
-@pytest.mark.parametrize('view', [
-    lambda x: x[..., ::2], lambda x: x[..., :8], lambda x: x[..., 1:9], lambda x: x[:, ::2, :8],
-    lambda x: x[..., :1].expand(-1, -1, 8), lambda x: x[:1].expand(3, -1, -1),
-    lambda x: x.transpose(0, 1), lambda x: x.mT, lambda x: x.permute(2, 1, 0)],
-    ids=['channels apart', 'rows apart', 'unaligned', 'tokens apart', 'one channel', 'one image',
-         'images inside', 'channels outside', 'reversed'])
+@pytest.mark.parametrize(
+    'view',
+    [
+        lambda x: x[..., ::2],
+        lambda x: x[..., :8],
+        lambda x: x[..., 1:9],
+        lambda x: x[:, ::2, :8],
+        lambda x: x[..., :1].expand(-1, -1, 8),
+        lambda x: x[:1].expand(3, -1, -1),
+        lambda x: x.transpose(0, 1),
+        lambda x: x.mT,
+        lambda x: x.permute(2, 1, 0),
+    ],
+    ids=[
+        'channels apart',
+        'rows apart',
+        'unaligned',
+        'tokens apart',
+        'one channel',
+        'one image',
+        'images inside',
+        'channels outside',
+        'reversed',
+    ],
+)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16], ids=str)
 def test_views(view, dtype, device, backend):
     x = view(torch.randn(3, 20, 16, device=device).to(dtype)).detach().requires_grad_()
@@ -102,14 +138,16 @@ def test_gradcheck(power, with_pos, device, backend):
     pos = (torch.rand(3, 4, dtype=torch.float64, device=device) * 0.4 - 0.2).requires_grad_()
     leaves = (x, s, pos) if with_pos else (x, s)
     assert torch.autograd.gradcheck(
-        lambda x, s, *pos: focused_feature_map(x, s, power, *pos, backend=backend), leaves)
+        lambda x, s, *pos: focused_feature_map(x, s, power, *pos, backend=backend), leaves
+    )
 
 
 # The range of numbers
 
 
-@pytest.mark.parametrize('dtype, largest', [(torch.float16, 6e4), (torch.bfloat16, 1e30),
-                                            (torch.float32, 1e30)], ids=str)
+@pytest.mark.parametrize(
+    'dtype, largest', [(torch.float16, 6e4), (torch.bfloat16, 1e30), (torch.float32, 1e30)], ids=str
+)
 @pytest.mark.parametrize('power', [2.5, 3, 4])
 def test_large_activations(dtype, largest, power, device, backend):
     """Their powers exceed the range even of float32; the results do not."""
@@ -128,12 +166,19 @@ def test_large_activations(dtype, largest, power, device, backend):
     assert relative_error(ds.double() / largest, wanted_ds / largest) <= backward
 
 
-@pytest.mark.parametrize('dtype, value', [
-    *((dtype, value) for dtype in DTYPES for value in (-10., 10., 50.)),
-    (torch.float64, -30.), (torch.float32, -30.), (torch.bfloat16, -30.)], ids=str)
+@pytest.mark.parametrize(
+    'dtype, value',
+    [
+        *((dtype, value) for dtype in DTYPES for value in (-10.0, 10.0, 50.0)),
+        (torch.float64, -30.0),
+        (torch.float32, -30.0),
+        (torch.bfloat16, -30.0),
+    ],
+    ids=str,
+)
 def test_extreme_s(dtype, value, device, backend):
     """softplus(-10) is 4.5e-5, softplus(-30) 9e-14: small divisors."""
-    s = torch.full((32, ), value, device=device, dtype=torch.promote_types(dtype, torch.float32))
+    s = torch.full((32,), value, device=device, dtype=torch.promote_types(dtype, torch.float32))
     s[::5] = value / 2
     size = math.log1p(math.exp(value))
     x, dout = ((torch.randn(2, 40, 32, device=device) * size).to(dtype) for _ in range(2))
@@ -142,13 +187,14 @@ def test_extreme_s(dtype, value, device, backend):
     # torch approximates softplus(s) by s over 20.
     forward, backward = (max(tolerance, 1e-9) for tolerance in tolerances(dtype))
     assert relative_error(out, like) <= forward
-    for actual, wanted in zip(torch.autograd.grad(out, (x, s), dout),
-                              torch.autograd.grad(like, (x, s), dout.double())):
+    for actual, wanted in zip(
+        torch.autograd.grad(out, (x, s), dout), torch.autograd.grad(like, (x, s), dout.double())
+    ):
         assert relative_error(actual, wanted) <= backward
 
 
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
-@pytest.mark.parametrize('size', [0., 1e-8, 1e-6, 1e-3])
+@pytest.mark.parametrize('size', [0.0, 1e-8, 1e-6, 1e-3])
 def test_small_activations(dtype, size, device, backend):
     """The 1e-6 keeps norms above zero, and nothing is lost before it is added."""
     x = (torch.randn(2, 40, 32, device=device) * size).to(dtype)
@@ -212,16 +258,20 @@ def test_not_finite_stays_in_its_token(value, channels, where, device, backend):
         assert not b[150].isfinite().all()
 
 
-@pytest.mark.parametrize('shape, pos_shape', [((0, 8), None), ((2, 0, 8), (0, 8)),
-                                              ((0, 5, 8), (5, 8)), ((0, 5, 8), (1, 8))], ids=str)
+@pytest.mark.parametrize(
+    'shape, pos_shape',
+    [((0, 8), None), ((2, 0, 8), (0, 8)), ((0, 5, 8), (5, 8)), ((0, 5, 8), (1, 8))],
+    ids=str,
+)
 def test_no_tokens(shape, pos_shape, device, backend):
     x = torch.randn(shape, device=device, requires_grad=True)
     s = torch.randn(8, device=device, requires_grad=True)
     pos = pos_shape and torch.randn(pos_shape, device=device, requires_grad=True)
     out = focused_feature_map(x, s, 3, pos, backend=backend)
     assert out.shape == shape
-    for leaf, gradient in zip((x, s, pos), torch.autograd.grad(
-            out.sum(), (x, s) if pos is None else (x, s, pos))):
+    for leaf, gradient in zip(
+        (x, s, pos), torch.autograd.grad(out.sum(), (x, s) if pos is None else (x, s, pos))
+    ):
         assert gradient.shape == leaf.shape and not gradient.any()
 
 
@@ -233,8 +283,10 @@ def test_many_tokens(device, backend):
 
 def test_expanded_gradient(device, backend):
     x, s = torch.randn(30, 8, device=device, requires_grad=True), torch.randn(8, device=device)
-    grads = [torch.autograd.grad(focused_feature_map(x, s, backend=b).sum(), x)[0]
-             for b in (backend, 'reference')]
+    grads = [
+        torch.autograd.grad(focused_feature_map(x, s, backend=b).sum(), x)[0]
+        for b in (backend, 'reference')
+    ]
     assert relative_error(*grads) < 1e-4
 
 

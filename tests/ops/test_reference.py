@@ -1,4 +1,5 @@
 """The definition (plain PyTorch) against the equation, and features that only it has."""
+
 import pytest
 import torch
 from op_testing import LAYOUTS, expected, random_images, relative_error, run, threshold
@@ -27,26 +28,43 @@ def inputs(layout, other_keys=False):
     sizes = [(3, 4), (3, 4)] if layout == 'dense' else [(3, 4), (1, 2), (5, 1)]
     key_sizes = [(2, 5), (2, 5)] if layout == 'dense' else [(1, 3), (4, 1), (2, 5)]
     key_sizes = key_sizes if other_keys else sizes
-    return (random_images(sizes, 3, 4, **FLOAT64), random_images(key_sizes, 3, 4, **FLOAT64),
-            random_images(key_sizes, 3, 6, **FLOAT64), random_images(sizes, 3, 6, **FLOAT64))
+    return (
+        random_images(sizes, 3, 4, **FLOAT64),
+        random_images(key_sizes, 3, 4, **FLOAT64),
+        random_images(key_sizes, 3, 6, **FLOAT64),
+        random_images(sizes, 3, 6, **FLOAT64),
+    )
 
 
 @pytest.mark.parametrize('normalizer', ['clamp', 'mean'])
 @pytest.mark.parametrize('feature_map', ['relu', 'identity'])
-@pytest.mark.parametrize('layout, other_keys', [('dense', True), ('packed', True),
-                                                ('packed', False), ('padded', False)])
+@pytest.mark.parametrize(
+    'layout, other_keys', [('dense', True), ('packed', True), ('packed', False), ('padded', False)]
+)
 def test_against_the_equation(layout, other_keys, feature_map, normalizer):
     q, k, v, dout = inputs(layout, other_keys)
     if feature_map == 'identity':  # mapped already
         q, k = [x.abs() for x in q], [x.abs() for x in k]
     scale = torch.rand(3, dtype=torch.float64)
-    options = {'feature_map': feature_map, 'normalizer': normalizer, 'eps': 0.1,
-               'denom_min': threshold(q, k, feature_map)}
+    options = {
+        'feature_map': feature_map,
+        'normalizer': normalizer,
+        'eps': 0.1,
+        'denom_min': threshold(q, k, feature_map),
+    }
     result = run(layout, q, k, v, dout, scale, backend='reference', **options)
 
     leaves = [x.requires_grad_() for x in (*q, *k, *v, scale)]
-    outs = [torch.stack([equation(*(x.flatten(0, 1)[:, h] for x in image), scale[h], **options)
-                         for h in range(3)], 1) for image in zip(q, k, v)]
+    outs = [
+        torch.stack(
+            [
+                equation(*(x.flatten(0, 1)[:, h] for x in image), scale[h], **options)
+                for h in range(3)
+            ],
+            1,
+        )
+        for image in zip(q, k, v)
+    ]
     total = sum((out * x.flatten(0, 1)).sum() for out, x in zip(outs, dout))
     grads = torch.autograd.grad(total, leaves)
     names = ['dq'] * len(q) + ['dk'] * len(q) + ['dv'] * len(q) + ['dscale']
@@ -61,8 +79,8 @@ def test_expected_is_the_same_definition(layout):
     # op_testing assembles what the other tests compare with.
     images = inputs(layout)
     scale = torch.rand(3, dtype=torch.float64)
-    result = run(layout, *images, scale, denom_min=5., backend='reference')
-    for name, tensors in expected(*images, scale, denom_min=5.).items():
+    result = run(layout, *images, scale, denom_min=5.0, backend='reference')
+    for name, tensors in expected(*images, scale, denom_min=5.0).items():
         assert all(relative_error(*x) < 1e-13 for x in zip(result[name], tensors)), name
 
 
@@ -72,19 +90,23 @@ def test_heads_of_any_size():
 
 
 def test_second_derivatives():
-    q, k, v = ((torch.rand(1, 3, 2, 2, dtype=torch.float64) + 0.5).requires_grad_()
-               for _ in range(3))
+    q, k, v = (
+        (torch.rand(1, 3, 2, 2, dtype=torch.float64) + 0.5).requires_grad_() for _ in range(3)
+    )
     assert torch.autograd.gradgradcheck(
-        lambda *x: linear_attention(*x, denom_min=1., backend='reference'), (q, k, v))
+        lambda *x: linear_attention(*x, denom_min=1.0, backend='reference'), (q, k, v)
+    )
 
 
 def test_second_derivatives_need_the_reference(device, compiled):
     qkv = torch.randn(1, 5, 3, 2, 4, device=device, requires_grad=True)
     x = torch.randn(5, 4, device=device, requires_grad=True)
     s = torch.zeros(4, device=device)
-    for leaf, out in ((qkv, linear_attention(*qkv.unbind(2), backend=compiled)),
-                      (qkv, linear_attention_qkvpacked(qkv, backend=compiled)),
-                      (x, focused_feature_map(x, s, backend=compiled))):
-        gradient, = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+    for leaf, out in (
+        (qkv, linear_attention(*qkv.unbind(2), backend=compiled)),
+        (qkv, linear_attention_qkvpacked(qkv, backend=compiled)),
+        (x, focused_feature_map(x, s, backend=compiled)),
+    ):
+        (gradient,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
         with pytest.raises(NotImplementedError, match="backend='reference'"):
             gradient.sum().backward()

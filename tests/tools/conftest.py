@@ -1,4 +1,5 @@
 """Data, quick settings and in-process tools for the tests of whole runs."""
+
 import importlib.util
 from pathlib import Path
 
@@ -62,8 +63,11 @@ def repo():
 
 
 def in_this_process():
-    return [f'{phase}_dataloader.{key}' for phase in ('train', 'val', 'test')
-            for key in ('num_workers=0', 'persistent_workers=False')]
+    return [
+        f'{phase}_dataloader.{key}'
+        for phase in ('train', 'val', 'test')
+        for key in ('num_workers=0', 'persistent_workers=False')
+    ]
 
 
 @pytest.fixture
@@ -73,13 +77,16 @@ def coco_files(shapes):
     options = in_this_process()
     if coco8.is_dir():
         root, ann_file = coco8, 'annotations/instances_val2017.json'
-        options += [f'{phase}_dataloader.dataset.data_root={root}'
-                    for phase in ('train', 'val', 'test')]
+        options += [
+            f'{phase}_dataloader.dataset.data_root={root}' for phase in ('train', 'val', 'test')
+        ]
     else:
         root, ann_file = shapes, 'annotations/instances_validation.json'
         classes = ','.join(CLASSES)
-        options += [f'model.roi_head.{head}.num_classes={len(CLASSES)}'
-                    for head in ('bbox_head', 'mask_head')]
+        options += [
+            f'model.roi_head.{head}.num_classes={len(CLASSES)}'
+            for head in ('bbox_head', 'mask_head')
+        ]
         for phase, split in (('train', 'training'), ('val', 'validation'), ('test', 'validation')):
             dataset = f'{phase}_dataloader.dataset'
             options += [
@@ -88,8 +95,7 @@ def coco_files(shapes):
                 f'{dataset}.data_prefix.img=images/{split}/',
                 f'{dataset}.metainfo.classes=[{classes}]',
             ]
-    return options + [
-        f'{phase}_evaluator.ann_file={root / ann_file}' for phase in ('val', 'test')]
+    return options + [f'{phase}_evaluator.ann_file={root / ann_file}' for phase in ('val', 'test')]
 
 
 @pytest.fixture
@@ -97,8 +103,9 @@ def ade_files(shapes):
     """--cfg-options that give an ADE20K config a few images: real ones, or else generated."""
     sample = REAL_DATA / 'ade_sample'
     root = sample if sample.is_dir() else shapes
-    return in_this_process() + [f'{phase}_dataloader.dataset.data_root={root}'
-                                for phase in ('train', 'val', 'test')]
+    return in_this_process() + [
+        f'{phase}_dataloader.dataset.data_root={root}' for phase in ('train', 'val', 'test')
+    ]
 
 
 @pytest.fixture

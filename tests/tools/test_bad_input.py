@@ -1,4 +1,5 @@
 """A mistake on the command line ends in one line that names it, and exit status 2."""
+
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,13 @@ def error_of(repo, monkeypatch, tmp_path, capsys):
 
     def run(main, *argv):
         with pytest.raises(SystemExit) as exit_:
-            run(lambda: main([*argv, '--work-dir', str(tmp_path / 'work')]
-                                    if '--work-dir' not in argv else argv))
+            run(
+                lambda: main(
+                    [*argv, '--work-dir', str(tmp_path / 'work')]
+                    if '--work-dir' not in argv
+                    else argv
+                )
+            )
         assert exit_.value.code == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1, lines
@@ -36,10 +42,15 @@ def error_of(repo, monkeypatch, tmp_path, capsys):
 def test_exit_status_of_the_command(repo):
     process = subprocess.run(
         [sys.executable, 'tools/train.py', 'configs/none.py'],
-        cwd=repo, capture_output=True, text=True)
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
     assert process.returncode == 2
-    assert process.stderr == "train.py: error: config: configs/none.py doesn't exist; " \
-                             'see docs/train.md\n'
+    assert (
+        process.stderr == "train.py: error: config: configs/none.py doesn't exist; "
+        'see docs/train.md\n'
+    )
 
 
 def test_missing_base_config(train, error_of, tmp_path):
@@ -60,23 +71,27 @@ def test_toolbox_that_is_not_installed(train, error_of, tmp_path):
     assert "default_scope='mmnothing'" in error_of(train, str(config))
 
 
-@pytest.mark.parametrize('option, hint', [
-    ('train_dataloder.batch_size=1', "did you mean 'train_dataloader'?"),
-    ('train_dataloader.batch_size', 'KEY=VALUE'),
-    ('model.neck.in_channels=[1,2', 'Imbalanced brackets'),
-    ('param_scheduler.7.end=1', 'Index 7 exceeds the length'),
-    ('model.type.name=1', 'type'),
-])
+@pytest.mark.parametrize(
+    'option, hint',
+    [
+        ('train_dataloder.batch_size=1', "did you mean 'train_dataloader'?"),
+        ('train_dataloader.batch_size', 'KEY=VALUE'),
+        ('model.neck.in_channels=[1,2', 'Imbalanced brackets'),
+        ('param_scheduler.7.end=1', 'Index 7 exceeds the length'),
+        ('model.type.name=1', 'type'),
+    ],
+)
 def test_cfg_options(train, error_of, option, hint):
     line = error_of(train, DETECTOR, '--cfg-options', option)
     assert '--cfg-options' in line and hint in line
 
 
 def test_missing_data_root(train, test_tool, error_of, tmp_path):
-    for main, argv, phase in ((train, (), 'train'), (test_tool, ('x.pth', ), 'test')):
+    for main, argv, phase in ((train, (), 'train'), (test_tool, ('x.pth',), 'test')):
         root = tmp_path / 'nowhere'
-        line = error_of(main, DETECTOR, *argv, '--cfg-options',
-                        f'{phase}_dataloader.dataset.data_root={root}')
+        line = error_of(
+            main, DETECTOR, *argv, '--cfg-options', f'{phase}_dataloader.dataset.data_root={root}'
+        )
         assert f"error: {phase}_dataloader: {root} doesn't exist; see docs/train.md" in line
 
 
@@ -93,18 +108,24 @@ def test_missing_part_of_coco(train, error_of, tmp_path, missing):
 
 def test_missing_folder_of_a_wrapped_dataset(train, error_of, tmp_path, repo):
     config = tmp_path / 'repeated.py'
-    config.write_text(f'''
+    config.write_text(f"""
 _base_ = '{repo / SEGMENTER}'
 train_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset', datasets=[
     dict(type='RepeatDataset', times=2, dataset=dict(
         type='ADE20KDataset', data_root='{tmp_path}', data_prefix=dict(img_path='pictures')))]))
-''')
+""")
     assert str(tmp_path / 'pictures') in error_of(train, str(config))
 
 
 def test_missing_annotations_of_the_evaluator(test_tool, error_of, coco_files, tmp_path):
-    line = error_of(test_tool, DETECTOR, 'x.pth', '--cfg-options', *coco_files,
-                    f'test_evaluator.ann_file={tmp_path}/val.json')
+    line = error_of(
+        test_tool,
+        DETECTOR,
+        'x.pth',
+        '--cfg-options',
+        *coco_files,
+        f'test_evaluator.ann_file={tmp_path}/val.json',
+    )
     assert f'test_evaluator: {tmp_path}/val.json' in line
 
 
@@ -113,11 +134,16 @@ def test_missing_checkpoint(train, test_tool, error_of, coco_files, tmp_path):
     options = ['--cfg-options', *coco_files]
     init_cfg = 'model.backbone.init_cfg'
     for line in (
-            error_of(test_tool, DETECTOR, checkpoint, *options),
-            error_of(train, DETECTOR, '--resume', checkpoint, *options),
-            error_of(train, DETECTOR, *options, f'load_from={checkpoint}'),
-            error_of(train, DETECTOR, *options, f'{init_cfg}.type=Pretrained',
-                     f'{init_cfg}.checkpoint={checkpoint}'),
+        error_of(test_tool, DETECTOR, checkpoint, *options),
+        error_of(train, DETECTOR, '--resume', checkpoint, *options),
+        error_of(train, DETECTOR, *options, f'load_from={checkpoint}'),
+        error_of(
+            train,
+            DETECTOR,
+            *options,
+            f'{init_cfg}.type=Pretrained',
+            f'{init_cfg}.checkpoint={checkpoint}',
+        ),
     ):
         assert f"checkpoint: {checkpoint} doesn't exist" in line
 
@@ -131,8 +157,10 @@ def test_work_dir_that_cannot_be_made(train, error_of, coco_files, tmp_path):
 
 def test_options_that_the_config_cannot_follow(train, test_tool, error_of, tmp_path):
     bare = tmp_path / 'bare.py'
-    bare.write_text("default_scope = 'mmdet'\noptim_wrapper = dict(type='MyWrapper')\n"
-                    "test_evaluator = dict(type='CocoMetric')")
+    bare.write_text(
+        "default_scope = 'mmdet'\noptim_wrapper = dict(type='MyWrapper')\n"
+        "test_evaluator = dict(type='CocoMetric')"
+    )
     assert 'base_batch_size' in error_of(train, str(bare), '--auto-scale-lr')
     assert "'MyWrapper'" in error_of(train, str(bare), '--amp')
     assert 'default_hooks' in error_of(test_tool, str(bare), 'x.pth', '--show-dir', 'show')
@@ -151,34 +179,54 @@ def last_error_of(main, argv, capsys):
 def test_broken_checkpoint(test_tool, repo, tmp_path, capsys, ade_files, small_upernet):
     broken = tmp_path / 'broken.pth'
     broken.write_bytes(b'not a checkpoint')
-    argv = [str(repo / SEGMENTER), str(broken), '--work-dir', str(tmp_path / 'work'),
-            '--cfg-options', *ade_files, *small_upernet]
+    argv = [
+        str(repo / SEGMENTER),
+        str(broken),
+        '--work-dir',
+        str(tmp_path / 'work'),
+        '--cfg-options',
+        *ade_files,
+        *small_upernet,
+    ]
     assert str(broken) in last_error_of(test_tool, argv, capsys)
 
 
 @pytest.mark.train
 def test_checkpoint_of_something_else(
-        train, test_tool, repo, tmp_path, capsys, ade_files, small_upernet):
-    other, options = tmp_path / 'other.pth', ['--work-dir', str(tmp_path / 'work'), '--cfg-options',
-                                              *ade_files, *small_upernet]
+    train, test_tool, repo, tmp_path, capsys, ade_files, small_upernet
+):
+    other, options = (
+        tmp_path / 'other.pth',
+        ['--work-dir', str(tmp_path / 'work'), '--cfg-options', *ade_files, *small_upernet],
+    )
     torch.save(dict(state_dict=FLattenPVTv2('b0').state_dict()), other)
     line = last_error_of(test_tool, [str(repo / SEGMENTER), str(other), *options], capsys)
     assert 'does not fit EncoderDecoder: its backbone looks like flatten-pvt-v2-b0; ' in line
-    options += ['model.backbone.init_cfg.type=Pretrained',
-                f'model.backbone.init_cfg.checkpoint={other}']
+    options += [
+        'model.backbone.init_cfg.type=Pretrained',
+        f'model.backbone.init_cfg.checkpoint={other}',
+    ]
     line = last_error_of(train, [str(repo / SEGMENTER), *options], capsys)
     assert 'does not fit L2ViT: it looks like flatten-pvt-v2-b0; ' in line
 
 
 @pytest.mark.train
 def test_missing_label_map_that_a_worker_finds(
-        train, repo, tmp_path, capsys, shapes, ade_files, small_upernet):
+    train, repo, tmp_path, capsys, shapes, ade_files, small_upernet
+):
     data = tmp_path / 'data'
     shutil.copytree(shapes, data)
     for label_map in (data / 'annotations' / 'training').iterdir():
         label_map.unlink()
-    argv = [str(repo / SEGMENTER), '--work-dir', str(tmp_path / 'work'),
-            '--cfg-options', *ade_files, *small_upernet,
-            f'train_dataloader.dataset.data_root={data}', 'train_dataloader.num_workers=1']
+    argv = [
+        str(repo / SEGMENTER),
+        '--work-dir',
+        str(tmp_path / 'work'),
+        '--cfg-options',
+        *ade_files,
+        *small_upernet,
+        f'train_dataloader.dataset.data_root={data}',
+        'train_dataloader.num_workers=1',
+    ]
     line = last_error_of(train, argv, capsys)
     assert f'{data}/annotations/training/' in line and 'docs/train.md' in line

@@ -1,4 +1,5 @@
 """What tools/test.py computes of an image does not depend on how many are tested at a time."""
+
 import pickle
 
 import pytest
@@ -49,22 +50,36 @@ def run(test_tool, images, repo, tmp_path):
         seen, out = [], tmp_path / 'out.pkl'
         hook = register_module_forward_hook(record)
         try:
-            test_tool([
-                str(config), str(checkpoint), '--work-dir', str(tmp_path / 'work'),
-                '--out', str(out), '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.0',
-                f'model.data_preprocessor.type={preprocessor}',
-                f'test_dataloader.batch_size={batch_size}', 'test_dataloader.num_workers=0',
-                'test_dataloader.persistent_workers=False',
-                f'test_dataloader.dataset.data_root={images}',
-                f'test_evaluator.ann_file={images}/annotations/instances_validation.json'])
+            test_tool(
+                [
+                    str(config),
+                    str(checkpoint),
+                    '--work-dir',
+                    str(tmp_path / 'work'),
+                    '--out',
+                    str(out),
+                    '--cfg-options',
+                    'model.test_cfg.rcnn.score_thr=0.0',
+                    f'model.data_preprocessor.type={preprocessor}',
+                    f'test_dataloader.batch_size={batch_size}',
+                    'test_dataloader.num_workers=0',
+                    'test_dataloader.persistent_workers=False',
+                    f'test_dataloader.dataset.data_root={images}',
+                    f'test_evaluator.ann_file={images}/annotations/instances_validation.json',
+                ]
+            )
         finally:
             hook.remove()
         predictions = pickle.loads(out.read_bytes())
         parts = []
         for maps, prediction in zip(features, predictions, strict=True):
             h, w = prediction['ori_shape']
-            parts.append([values[:, :-(-h // stride), :-(-w // stride)]
-                          for values, stride in zip(maps, (4, 8, 16, 32))])
+            parts.append(
+                [
+                    values[:, : -(-h // stride), : -(-w // stride)]
+                    for values, stride in zip(maps, (4, 8, 16, 32))
+                ]
+            )
         return seen, parts, predictions
 
     return run

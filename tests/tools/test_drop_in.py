@@ -3,6 +3,7 @@
 Their tools import mmdet or mmseg before anything of ours, so where mmcv has no operators it needs
 `python -m l2vit_mm.compat install`. That is done to a copy of mmcv, which PYTHONPATH puts first.
 """
+
 import importlib.util
 import os
 import re
@@ -14,21 +15,21 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.train
-MASK_RCNN = '''
+MASK_RCNN = """
 _base_ = '{mim}/configs/mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)
 model = dict(
     backbone=dict(_delete_=True, type='L2ViT', arch='pico'),
     neck=dict(in_channels={channels}))
-'''
-UPERNET = '''
+"""
+UPERNET = """
 _base_ = '{mim}/configs/swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'
 custom_imports = dict(imports=['l2vit_mm'], allow_failed_imports=False)
 model = dict(
     backbone=dict(_delete_=True, type='L2ViT', arch='pico'),
     decode_head=dict(in_channels={channels}),
     auxiliary_head=dict(in_channels={channels[2]}))
-'''
+"""
 
 
 def mim(toolbox):
@@ -46,28 +47,42 @@ def environment(tmp_path_factory):
     path = os.pathsep.join(filter(None, [str(site), os.environ.get('PYTHONPATH')]))
     environment = {**os.environ, 'PYTHONPATH': path}
     if (site / 'mmcv').is_dir():
-        subprocess.run([sys.executable, '-m', 'l2vit_mm.compat', 'install'], env=environment,
-                       cwd=site, check=True)
+        subprocess.run(
+            [sys.executable, '-m', 'l2vit_mm.compat', 'install'],
+            env=environment,
+            cwd=site,
+            check=True,
+        )
         assert (site / 'mmcv' / '_ext.py').exists()
     return environment
 
 
 def run(tool, *argv, environment, cwd):
-    process = subprocess.run([sys.executable, str(tool), *map(str, argv)], env=environment, cwd=cwd,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.run(
+        [sys.executable, str(tool), *map(str, argv)],
+        env=environment,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.returncode == 0, process.stdout[-5000:]
     return process.stdout
 
 
 @pytest.mark.slow
-def test_mask_rcnn_in_mmdet(
-        environment, coco_files, small_mask_rcnn, pico_channels, tmp_path):
+def test_mask_rcnn_in_mmdet(environment, coco_files, small_mask_rcnn, pico_channels, tmp_path):
     folder = mim('mmdet')
     config = tmp_path / 'config.py'
     config.write_text(MASK_RCNN.format(mim=folder, channels=list(pico_channels)))
-    options = ['--cfg-options', *coco_files, *small_mask_rcnn,
-               'train_dataloader.dataset.pipeline.2.scale=(160,96)',
-               'train_cfg.max_epochs=1', 'train_cfg.val_interval=2']
+    options = [
+        '--cfg-options',
+        *coco_files,
+        *small_mask_rcnn,
+        'train_dataloader.dataset.pipeline.2.scale=(160,96)',
+        'train_cfg.max_epochs=1',
+        'train_cfg.val_interval=2',
+    ]
     work = dict(environment=environment, cwd=tmp_path)
 
     run(folder / 'tools' / 'train.py', config, *options, **work)
@@ -81,8 +96,13 @@ def test_upernet_in_mmseg(environment, ade_files, small_upernet, pico_channels, 
     folder = mim('mmseg')
     config = tmp_path / 'config.py'
     config.write_text(UPERNET.format(mim=folder, channels=list(pico_channels)))
-    options = ['--cfg-options', *ade_files, *small_upernet,
-               'train_cfg.max_iters=2', 'train_dataloader.batch_size=2']
+    options = [
+        '--cfg-options',
+        *ade_files,
+        *small_upernet,
+        'train_cfg.max_iters=2',
+        'train_dataloader.batch_size=2',
+    ]
     work = dict(environment=environment, cwd=tmp_path)
 
     run(folder / 'tools' / 'train.py', config, *options, **work)

@@ -1,4 +1,5 @@
 """Each method on each family trains and is tested on generated data, shrunk by sizes alone."""
+
 import numpy as np
 import pytest
 from mmengine.config import Config
@@ -27,16 +28,19 @@ def shrink_model(model):
     """A small arch, and its channels wherever those of the published one are named."""
     family = getattr(backbones, model.backbone.type)
     published = family.arch_zoo[model.backbone.arch]['channels']
-    smaller = (dict(zip(published, CHANNELS)) if model.backbone.type != 'FLattenDeiT' else
-               {published: 8})
+    smaller = (
+        dict(zip(published, CHANNELS)) if model.backbone.type != 'FLattenDeiT' else {published: 8}
+    )
     model.backbone.arch = ARCHES[model.backbone.type]
     for name in ('neck', 'decode_head', 'auxiliary_head', 'head'):
         part = model.get(name)
         if part is not None and 'in_channels' in part:
             channels = part.in_channels
-            part.in_channels = ([smaller.get(c, c) for c in channels]
-                                if isinstance(channels, (list, tuple)) else
-                                smaller.get(channels, channels))
+            part.in_channels = (
+                [smaller.get(c, c) for c in channels]
+                if isinstance(channels, (list, tuple))
+                else smaller.get(channels, channels)
+            )
 
 
 def shrink_pipeline(pipeline):
@@ -67,8 +71,9 @@ def run(cfg, work_dir):
     for phase in ('train', 'val', 'test'):
         loader = cfg[f'{phase}_dataloader']
         shrink_pipeline(loader.dataset.pipeline)
-        loader.update(num_workers=0, persistent_workers=False,
-                      batch_size=2 if phase == 'train' else 1)
+        loader.update(
+            num_workers=0, persistent_workers=False, batch_size=2 if phase == 'train' else 1
+        )
         loader.dataset.indices = 2
     if cfg.train_cfg.get('type') == 'IterBasedTrainLoop':
         cfg.train_cfg.max_iters = 1
@@ -85,48 +90,71 @@ def run(cfg, work_dir):
 
 # A method, its losses and its metrics depend on the stack; which family it has under it does not.
 def first(method, *names):
-    return [pytest.param(f'{method}{name}', marks=[pytest.mark.once] if index else [])
-            for index, name in enumerate(names)]
+    return [
+        pytest.param(f'{method}{name}', marks=[pytest.mark.once] if index else [])
+        for index, name in enumerate(names)
+    ]
 
 
-@pytest.mark.parametrize('name', [
-    *first('mask_rcnn_', 'l2vit_t_coco_3x', 'flatten_pvt_t_coco', 'flatten_swin_t_coco',
-           'flatten_cswin_t_coco'),
-    *first('cascade_mask_rcnn_', 'flatten_swin_t_coco_3x'),
-    *first('retinanet_', 'flatten_pvt_v2_b0_coco', 'flatten_pvt_t_coco', 'l2vit_t_coco')])
+@pytest.mark.parametrize(
+    'name',
+    [
+        *first(
+            'mask_rcnn_',
+            'l2vit_t_coco_3x',
+            'flatten_pvt_t_coco',
+            'flatten_swin_t_coco',
+            'flatten_cswin_t_coco',
+        ),
+        *first('cascade_mask_rcnn_', 'flatten_swin_t_coco_3x'),
+        *first('retinanet_', 'flatten_pvt_v2_b0_coco', 'flatten_pvt_t_coco', 'l2vit_t_coco'),
+    ],
+)
 def test_detectors(name, repo, shapes, tmp_path):
     cfg = Config.fromfile(str(repo / 'configs' / f'{name}.py'))
     shrink_model(cfg.model)
     if 'roi_head' in cfg.model:
         heads = cfg.model.roi_head.bbox_head
-        for head in (heads if isinstance(heads, list) else [heads]):
+        for head in heads if isinstance(heads, list) else [heads]:
             head.fc_out_channels = 32
             head.num_classes = len(CLASSES)
             if head.type == 'ConvFCBBoxHead':
                 head.conv_out_channels = 32
         cfg.model.roi_head.mask_head.update(num_convs=1, num_classes=len(CLASSES))
         rcnn = cfg.model.train_cfg.rcnn
-        for part in (rcnn if isinstance(rcnn, list) else [rcnn]):
+        for part in rcnn if isinstance(rcnn, list) else [rcnn]:
             part.sampler.num = 32
         cfg.model.train_cfg.rpn_proposal.max_per_img = 50
         cfg.model.test_cfg.rpn.max_per_img = 20
-        cfg.model.test_cfg.rcnn.score_thr = 0.
+        cfg.model.test_cfg.rcnn.score_thr = 0.0
     else:
         cfg.model.bbox_head.update(num_classes=len(CLASSES), stacked_convs=1)
-        cfg.model.test_cfg.score_thr = 0.  # an untrained model is sure of nothing
+        cfg.model.test_cfg.score_thr = 0.0  # an untrained model is sure of nothing
     for phase, split in (('train', 'training'), ('val', 'validation'), ('test', 'validation')):
         cfg[f'{phase}_dataloader'].dataset.update(
-            data_root=str(shapes), ann_file=f'annotations/instances_{split}.json',
-            data_prefix=dict(img=f'images/{split}/'), metainfo=dict(classes=CLASSES))
+            data_root=str(shapes),
+            ann_file=f'annotations/instances_{split}.json',
+            data_prefix=dict(img=f'images/{split}/'),
+            metainfo=dict(classes=CLASSES),
+        )
     for phase in ('val', 'test'):
         cfg[f'{phase}_evaluator'].ann_file = str(shapes / 'annotations/instances_validation.json')
     assert 'coco/bbox_mAP' in run(cfg, tmp_path)
 
 
-@pytest.mark.parametrize('name', [
-    *first('semantic_fpn_', 'flatten_pvt_t_ade20k'),
-    *first('upernet_', 'flatten_deit_t_ade20k', 'flatten_swin_t_ade20k', 'flatten_cswin_t_ade20k',
-           'l2vit_s_ade20k')])
+@pytest.mark.parametrize(
+    'name',
+    [
+        *first('semantic_fpn_', 'flatten_pvt_t_ade20k'),
+        *first(
+            'upernet_',
+            'flatten_deit_t_ade20k',
+            'flatten_swin_t_ade20k',
+            'flatten_cswin_t_ade20k',
+            'l2vit_s_ade20k',
+        ),
+    ],
+)
 def test_segmenters(name, repo, shapes, tmp_path):
     cfg = Config.fromfile(str(repo / 'configs' / f'{name}.py'))
     shrink_model(cfg.model)
@@ -138,10 +166,19 @@ def test_segmenters(name, repo, shapes, tmp_path):
     assert 0 <= run(cfg, tmp_path)['mIoU'] <= 100
 
 
-@pytest.mark.parametrize('name', first(
-    '', 'flatten_cswin_t_imagenet', 'l2vit_t_imagenet', 'l2vit_b_384_imagenet',
-    'flatten_pvt_t_imagenet', 'flatten_pvt_v2_b0_imagenet', 'flatten_swin_t_imagenet',
-    'flatten_swin_b_384_imagenet'))
+@pytest.mark.parametrize(
+    'name',
+    first(
+        '',
+        'flatten_cswin_t_imagenet',
+        'l2vit_t_imagenet',
+        'l2vit_b_384_imagenet',
+        'flatten_pvt_t_imagenet',
+        'flatten_pvt_v2_b0_imagenet',
+        'flatten_swin_t_imagenet',
+        'flatten_swin_b_384_imagenet',
+    ),
+)
 def test_classifiers(name, repo, tmp_path):
     pytest.importorskip('mmpretrain')
     from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
@@ -157,5 +194,6 @@ def test_classifiers(name, repo, tmp_path):
     shrink_model(cfg.model)
     for phase in ('train', 'val', 'test'):
         cfg[f'{phase}_dataloader'].dataset.update(
-            data_root=str(tmp_path / 'data'), metainfo=dict(classes=IMAGENET_CATEGORIES[:2]))
+            data_root=str(tmp_path / 'data'), metainfo=dict(classes=IMAGENET_CATEGORIES[:2])
+        )
     assert 0 <= run(cfg, tmp_path / 'work')['accuracy/top1'] <= 100

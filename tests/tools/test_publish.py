@@ -35,9 +35,17 @@ def publish(capsys, *args):
 @pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
 def test_weights_without_the_run(name, detector, tmp_path, capsys):
     twin = {f'module.{key}': torch.zeros_like(value) for key, value in detector.items()}
-    torch.save(dict(state_dict=detector, optimizer=dict(state={}), ema_state_dict=twin,
-                    message_hub={}, param_schedulers=[], meta=dict(dataset_meta=['cat'])),
-               tmp_path / 'epoch_1.pth')
+    torch.save(
+        dict(
+            state_dict=detector,
+            optimizer=dict(state={}),
+            ema_state_dict=twin,
+            message_hub={},
+            param_schedulers=[],
+            meta=dict(dataset_meta=['cat']),
+        ),
+        tmp_path / 'epoch_1.pth',
+    )
     path = publish(capsys, tmp_path / 'epoch_1.pth', tmp_path / name)
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(['epoch_1.pth', path.name])
     written = load(path)
@@ -53,8 +61,13 @@ def test_weights_without_the_run(name, detector, tmp_path, capsys):
 @pytest.mark.parametrize('extension', ['pth', 'safetensors'])
 def test_the_backbone_of_a_detector_initialises_another(extension, detector, tmp_path, capsys):
     torch.save(dict(state_dict=detector, optimizer={}), tmp_path / 'detector.pth')
-    path = publish(capsys, tmp_path / 'detector.pth', tmp_path / f'backbone.{extension}',
-                   '--backbone', '--half')
+    path = publish(
+        capsys,
+        tmp_path / 'detector.pth',
+        tmp_path / f'backbone.{extension}',
+        '--backbone',
+        '--half',
+    )
     other = L2ViT('pico', init_cfg=dict(type='Pretrained', checkpoint=str(path)))
     other.init_weights()
     for name, value in other.state_dict().items():
@@ -65,7 +78,7 @@ def test_the_backbone_of_a_detector_initialises_another(extension, detector, tmp
 def error_of(capsys, *args):
     with pytest.raises(SystemExit) as exit_:
         run(lambda: main([str(arg) for arg in args]))
-    error, = capsys.readouterr().err.splitlines()
+    (error,) = capsys.readouterr().err.splitlines()
     assert exit_.value.code == 2
     return error
 
@@ -73,22 +86,29 @@ def error_of(capsys, *args):
 def test_errors(detector, tmp_path, capsys):
     path, out = tmp_path / 'file.pth', tmp_path / 'out.pth'
     assert str(path) in error_of(capsys, path, out)
-    for content in (dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()),
-                    nn.Conv2d(3, 4, 1).state_dict()):
+    for content in (
+        dict(state_dict=nn.Conv2d(3, 4, 1).state_dict()),
+        nn.Conv2d(3, 4, 1).state_dict(),
+    ):
         torch.save(content, path)
-        assert (f"{path}: no parameter has a name that starts with 'backbone.'"
-                in error_of(capsys, path, out, '--backbone'))
-    assert "out.txt'; it must end in .pth or .safetensors" in error_of(
-        capsys, path, tmp_path / 'out.txt')
+        assert (
+            f'{path}: checkpoint must have parameters of a backbone, got no name that '
+            "starts with 'backbone.'" in error_of(capsys, path, out, '--backbone')
+        )
+    assert 'out must end in .pth or .safetensors, got ' in error_of(
+        capsys, path, tmp_path / 'out.txt'
+    )
     torch.save(dict(optimizer={}), path)
-    assert 'holds no weights: it has optimizer' in error_of(capsys, path, out)
+    assert 'checkpoint must hold weights, as ' in error_of(capsys, path, out)
     detector['neck.bias'][3] = torch.nan
     torch.save(detector, path)
-    assert f'{path}: not finite in neck.bias' in error_of(capsys, path, out)
+    assert f'{path}: weights must be finite, got NaN or infinity in neck.bias' in error_of(
+        capsys, path, out
+    )
     # Halved, a number can be too large.
     detector['neck.bias'][3] = 1e6
     torch.save(detector, path)
-    assert 'not finite in neck.bias' in error_of(capsys, path, out, '--half')
+    assert 'got NaN or infinity in neck.bias' in error_of(capsys, path, out, '--half')
     assert [file.name for file in tmp_path.iterdir()] == ['file.pth']
 
 
@@ -98,5 +118,6 @@ def test_a_broken_safetensors_file(tmp_path, capsys):
     whole = path.read_bytes()
     for content in (whole[:-100], whole[:20], b'', b'<!DOCTYPE html><html></html>'):
         path.write_bytes(content)
-        assert (f'cannot load checkpoint {path}: it is not a whole safetensors file'
-                in error_of(capsys, path, tmp_path / 'out.pth'))
+        assert f'cannot load checkpoint {path}: it is not a complete safetensors file' in error_of(
+            capsys, path, tmp_path / 'out.pth'
+        )

@@ -1,4 +1,5 @@
 """One registration serves every toolbox."""
+
 import importlib
 
 import pytest
@@ -20,4 +21,5 @@ def test_same_dict_builds_in_every_scope(toolbox, name):
     maps = backbone.eval()(torch.zeros(1, 3, 40, 72))
     assert [tuple(m.shape[1:]) for m in maps] == [
         (channels, -(-40 // stride), -(-72 // stride))
-        for channels, stride in zip(backbone.out_channels, backbone.out_strides, strict=True)]
+        for channels, stride in zip(backbone.out_channels, backbone.out_strides, strict=True)
+    ]

@@ -1,4 +1,5 @@
 """A run that is killed while it writes a checkpoint goes on as if nothing had happened."""
+
 import json
 import os
 import random
@@ -53,7 +54,8 @@ def steps(work_dir):
             record = json.loads(line)
             if 'loss' in record:
                 found[record['step']] = {
-                    key: value for key, value in record.items() if 'loss' in key}
+                    key: value for key, value in record.items() if 'loss' in key
+                }
     return found
 
 
@@ -64,9 +66,20 @@ def run(repo, tmp_path):
     def train(config, work_dir, *args, kill_at=None):
         killer = [tmp_path / 'killer.py'] if kill_at else []
         return subprocess.run(
-            [sys.executable, *killer, 'tools/train.py', f'configs/{config}', '--work-dir', work_dir,
-             *args], cwd=repo, text=True, capture_output=True,
-            env={**os.environ, 'OMP_NUM_THREADS': '1', 'KILL_AT': str(kill_at)})
+            [
+                sys.executable,
+                *killer,
+                'tools/train.py',
+                f'configs/{config}',
+                '--work-dir',
+                work_dir,
+                *args,
+            ],
+            cwd=repo,
+            text=True,
+            capture_output=True,
+            env={**os.environ, 'OMP_NUM_THREADS': '1', 'KILL_AT': str(kill_at)},
+        )
 
     return train
 
@@ -83,10 +96,13 @@ def check_exact(run, config, settings, work_dir, kill_at, previous, last):
     before = steps(broken)
 
     # Neither the seed nor the number of workers is that of the first part.
-    workers = ['train_dataloader.num_workers=2' if s == 'train_dataloader.num_workers=0' else s
-               for s in settings]
-    result = run(config, broken, '--resume', '--cfg-options', *workers,
-                 'randomness.deterministic=True')
+    workers = [
+        'train_dataloader.num_workers=2' if s == 'train_dataloader.num_workers=0' else s
+        for s in settings
+    ]
+    result = run(
+        config, broken, '--resume', '--cfg-options', *workers, 'randomness.deterministic=True'
+    )
     assert result.returncode == 0, result.stderr
     assert f'{broken / kill_at}: it is damaged or incomplete' in result.stdout
     assert f'Load checkpoint from {broken / previous}' in result.stdout + result.stderr
@@ -95,8 +111,10 @@ def check_exact(run, config, settings, work_dir, kill_at, previous, last):
     assert list(expected) == list(range(1, 11)) and len({s['loss'] for s in expected.values()}) > 7
     assert {step: expected[step] for step in before} == before and len(before) == 6
     assert steps(broken) == expected
-    one, two = (torch.load(folder / last, weights_only=False)  # written by this test
-                for folder in (straight, broken))
+    one, two = (
+        torch.load(folder / last, weights_only=False)  # written by this test
+        for folder in (straight, broken)
+    )
     assert one['meta']['iter'] == 10
     for key, value in one['state_dict'].items():
         assert torch.equal(value, two['state_dict'][key]), key
@@ -109,24 +127,48 @@ def check_exact(run, config, settings, work_dir, kill_at, previous, last):
 @pytest.mark.slow
 def test_a_detector_resumes_exactly(run, small_mask_rcnn, coco_files, tmp_path):
     settings = [
-        *coco_files, *small_mask_rcnn,
+        *coco_files,
+        *small_mask_rcnn,
         'train_dataloader.dataset.pipeline.4.scales=[(96,160),(64,128),(128,96)]',
-        'train_cfg.max_epochs=5', 'train_cfg.val_interval=100', 'default_hooks.logger.interval=1',
-        'log_processor.window_size=1', 'model.backbone.drop_path_rate=0.3']
-    check_exact(run, 'mask_rcnn_l2vit_t_coco.py', settings, tmp_path,
-                'epoch_3.pth', 'epoch_2.pth', 'epoch_5.pth')
+        'train_cfg.max_epochs=5',
+        'train_cfg.val_interval=100',
+        'default_hooks.logger.interval=1',
+        'log_processor.window_size=1',
+        'model.backbone.drop_path_rate=0.3',
+    ]
+    check_exact(
+        run,
+        'mask_rcnn_l2vit_t_coco.py',
+        settings,
+        tmp_path,
+        'epoch_3.pth',
+        'epoch_2.pth',
+        'epoch_5.pth',
+    )
 
 
 @pytest.mark.train
 @pytest.mark.slow
 def test_a_segmenter_resumes_exactly(run, small_upernet, ade_files, tmp_path):
     settings = [
-        *ade_files, *(s for s in small_upernet if 'interval' not in s), 'train_cfg.max_iters=10',
-        'train_cfg.val_interval=100', 'default_hooks.logger.interval=1',
-        'default_hooks.checkpoint.interval=2', 'log_processor.window_size=1',
-        'model.backbone.drop_path_rate=0.3']
-    check_exact(run, 'upernet_l2vit_t_ade20k.py', settings, tmp_path,
-                'iter_6.pth', 'iter_4.pth', 'iter_10.pth')
+        *ade_files,
+        *(s for s in small_upernet if 'interval' not in s),
+        'train_cfg.max_iters=10',
+        'train_cfg.val_interval=100',
+        'default_hooks.logger.interval=1',
+        'default_hooks.checkpoint.interval=2',
+        'log_processor.window_size=1',
+        'model.backbone.drop_path_rate=0.3',
+    ]
+    check_exact(
+        run,
+        'upernet_l2vit_t_ade20k.py',
+        settings,
+        tmp_path,
+        'iter_6.pth',
+        'iter_4.pth',
+        'iter_10.pth',
+    )
 
 
 # --- the parts -----------------------------------------------------------------------------------
@@ -136,7 +178,7 @@ def test_a_segmenter_resumes_exactly(run, small_upernet, ade_files, tmp_path):
 class RandomNumbers(torch.utils.data.Dataset):
     """A sample is its index and three random numbers."""
 
-    metainfo = dict(classes=('number', ))
+    metainfo = dict(classes=('number',))
     pipeline = 'first'
 
     def __len__(self):
@@ -153,8 +195,9 @@ def draws(sampler_type, seed=1, workers=0, epoch=0, skip=0):
     sampler.set_epoch(epoch)
     if skip:
         sampler.skip(skip)
-    loader = torch.utils.data.DataLoader(dataset, 5, sampler=sampler, num_workers=workers,
-                                         collate_fn=list)
+    loader = torch.utils.data.DataLoader(
+        dataset, 5, sampler=sampler, num_workers=workers, collate_fn=list
+    )
     batches = iter(loader)
     return [sample for _ in range(2) for sample in next(batches)]
 
@@ -185,13 +228,16 @@ def test_the_processes_share_the_places(monkeypatch):
 
 def test_a_seeded_data_set_is_the_data_set():
     dataset = SeededDataset(dict(type='RandomNumbers'))
-    assert len(dataset) == 10 and dataset.metainfo == dict(classes=('number', ))
+    assert len(dataset) == 10 and dataset.metainfo == dict(classes=('number',))
     dataset.pipeline = 'second'
     assert dataset.dataset.pipeline == 'second'
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     dataset[next(iter(SeededSampler(dataset, dict(type='DefaultSampler'), 1)))]
-    assert states == (random.getstate(), np.random.get_state()[1].tolist(),
-                      torch.get_rng_state().tolist())
+    assert states == (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
     assert dataset[3] != dataset[3]  # drawn by hand: as without
 
 
@@ -241,5 +287,5 @@ def test_resume_takes_the_seed_and_refuses_bare_weights(tmp_path, capsys):
     assert cfg.randomness == ConfigDict(deterministic=True, seed=7)
     torch.save(dict(state_dict={}, meta={}), tmp_path / 'weights.pth')
     cfg.load_from = str(tmp_path / 'weights.pth')
-    with pytest.raises(UsageError, match='has no message_hub, optimizer: nothing to go on'):
+    with pytest.raises(UsageError, match='has no message_hub, optimizer: it is not the state'):
         resume(cfg)

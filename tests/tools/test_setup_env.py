@@ -1,4 +1,5 @@
 """What `make` decides before it installs anything; `make test` itself does the installing."""
+
 import importlib.util
 import shutil
 import subprocess
@@ -91,7 +92,8 @@ def test_what_the_extension_is_made_from_rebuilds_it_alone(setup_env, monkeypatc
 
     def rebuilt():
         return call(setup_env, monkeypatch, venv) == build and not call(
-            setup_env, monkeypatch, venv)
+            setup_env, monkeypatch, venv
+        )
 
     for name in ('setup.py', *CSRC):
         (setup_env.REPO / name).write_text('changed')
@@ -127,12 +129,17 @@ def test_progress(setup_env, monkeypatch, tmp_path, capsys, terminal):
     assert out.splitlines()[-1].startswith('setup: ready after 0 s; log: ')
     log = (setup_env.REPO / 'build' / 'setup.log').read_text()
     assert [line for line in log.splitlines() if line.startswith('+ ')] == [
-        f'+ L2VIT_MM_BUILD=none {c}' if '--editable' in c else f'+ {c}' for c in commands]
+        f'+ L2VIT_MM_BUILD=none {c}' if '--editable' in c else f'+ {c}' for c in commands
+    ]
 
 
 def test_duration(setup_env):
     assert [setup_env.duration(t) for t in (0.4, 59.4, 59.6, 125)] == [
-        '0 s', '59 s', '1 min 00 s', '2 min 05 s']
+        '0 s',
+        '59 s',
+        '1 min 00 s',
+        '2 min 05 s',
+    ]
 
 
 def test_failed_build_is_reported_and_tried_again(setup_env, monkeypatch, tmp_path, capsys):
@@ -179,9 +186,13 @@ def test_python_without_venv(setup_env, monkeypatch, tmp_path):
 
 def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, tmp_path):
     first = make_venv(tmp_path / 'first')
-    for name, package in (('torch', 'torch'), ('nvidia_cublas', 'nvidia/cu13'),
-                          ('nvidia-nccl-cu13', 'nvidia/nccl'), ('onedl_mmcv', 'mmcv'),
-                          ('numpy', 'numpy')):
+    for name, package in (
+        ('torch', 'torch'),
+        ('nvidia_cublas', 'nvidia/cu13'),
+        ('nvidia-nccl-cu13', 'nvidia/nccl'),
+        ('onedl_mmcv', 'mmcv'),
+        ('numpy', 'numpy'),
+    ):
         packages = first / PACKAGES
         info = packages / f'{name}-1.0.dist-info'
         (packages / package).mkdir(parents=True)
@@ -189,7 +200,8 @@ def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, 
         info.mkdir()
         (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
         (info / 'RECORD').write_text(
-            f'{package}/__init__.py,,\n{info.name}/METADATA,,\n../../../bin/{name},,\n')
+            f'{package}/__init__.py,,\n{info.name}/METADATA,,\n../../../bin/{name},,\n'
+        )
     call(setup_env, monkeypatch, first)
     second = make_venv(tmp_path / 'second')
     arguments = (setup_env, monkeypatch, second, '--torch-from', first)
@@ -197,8 +209,12 @@ def test_second_environment_sees_torch_and_nothing_else(setup_env, monkeypatch, 
     assert any('--editable .[openmmlab,test]' in c for c in commands)
     assert not any('setup.py' in c for c in commands)  # it shares the extension
     assert sorted(path.name for path in (second / 'shared').iterdir()) == [
-        'nvidia', 'nvidia-nccl-cu13-1.0.dist-info', 'nvidia_cublas-1.0.dist-info', 'torch',
-        'torch-1.0.dist-info']
+        'nvidia',
+        'nvidia-nccl-cu13-1.0.dist-info',
+        'nvidia_cublas-1.0.dist-info',
+        'torch',
+        'torch-1.0.dist-info',
+    ]
     assert (second / PACKAGES / 'shared.pth').read_text().strip() == str(second / 'shared')
     assert (second / 'shared' / 'torch' / '__init__.py').read_text() == 'origin = __file__'
 

@@ -1,4 +1,5 @@
 """The project's configs, trained, resumed and scored by tools/train.py and tools/test.py."""
+
 import pickle
 import re
 import subprocess
@@ -32,17 +33,32 @@ def check_resumed(before, after, iterations):
 
 @pytest.mark.slow
 def test_mask_rcnn_trains_resumes_and_is_scored(
-        train, test_tool, coco_files, small_mask_rcnn, repo, tmp_path, capsys):
+    train, test_tool, coco_files, small_mask_rcnn, repo, tmp_path, capsys
+):
     config = str(repo / 'configs' / 'mask_rcnn_l2vit_t_coco.py')
     work_dir = tmp_path / 'work'
-    common = ['--work-dir', str(work_dir), '--cfg-options', *coco_files, *small_mask_rcnn,
-              'train_dataloader.dataset.pipeline.4.scales=[(96,160)]']
+    common = [
+        '--work-dir',
+        str(work_dir),
+        '--cfg-options',
+        *coco_files,
+        *small_mask_rcnn,
+        'train_dataloader.dataset.pipeline.4.scales=[(96,160)]',
+    ]
 
     # From the command line, as a user does it: one epoch, two iterations.
     subprocess.run(
-        [sys.executable, 'tools/train.py', config, *common,
-         'train_cfg.max_epochs=1', 'train_cfg.val_interval=2'],
-        cwd=repo, check=True)
+        [
+            sys.executable,
+            'tools/train.py',
+            config,
+            *common,
+            'train_cfg.max_epochs=1',
+            'train_cfg.val_interval=2',
+        ],
+        cwd=repo,
+        check=True,
+    )
     first = load(work_dir / 'epoch_1.pth')
     assert first['meta']['iter'] == 2
 
@@ -53,8 +69,17 @@ def test_mask_rcnn_trains_resumes_and_is_scored(
 
     out, show_dir = tmp_path / 'out.pkl', tmp_path / 'show'
     capsys.readouterr()
-    test_tool([config, str(work_dir / 'epoch_2.pth'), '--out', str(out),
-               '--show-dir', str(show_dir), *common])
+    test_tool(
+        [
+            config,
+            str(work_dir / 'epoch_2.pth'),
+            '--out',
+            str(out),
+            '--show-dir',
+            str(show_dir),
+            *common,
+        ]
+    )
     assert re.search(r'^box mAP \d\.\d{3}  mask mAP \d\.\d{3}$', capsys.readouterr().out, re.M)
     predictions = pickle.loads(out.read_bytes())
     assert len(list(show_dir.iterdir())) == len(predictions) >= 3
@@ -64,7 +89,8 @@ def test_mask_rcnn_trains_resumes_and_is_scored(
 
 @pytest.mark.slow
 def test_upernet_trains_resumes_and_is_scored(
-        train, test_tool, ade_files, small_upernet, repo, tmp_path, capsys):
+    train, test_tool, ade_files, small_upernet, repo, tmp_path, capsys
+):
     config = str(repo / 'configs' / 'upernet_l2vit_t_ade20k.py')
     work_dir = tmp_path / 'work'
     common = ['--work-dir', str(work_dir), '--cfg-options', *ade_files, *small_upernet]
@@ -74,22 +100,30 @@ def test_upernet_trains_resumes_and_is_scored(
     # Two images an iteration instead of the 16 that the learning rate is for.
     assert first['optimizer']['param_groups'][0]['initial_lr'] == pytest.approx(6e-5 * 2 / 16)
 
-    train([config, '--resume', str(work_dir / 'iter_2.pth'), *common,
-           'train_cfg.max_iters=4'])
+    train([config, '--resume', str(work_dir / 'iter_2.pth'), *common, 'train_cfg.max_iters=4'])
     assert 'resumed epoch: 0, iter: 2' in log_text(work_dir)
     check_resumed(first, load(work_dir / 'iter_4.pth'), iterations=4)
 
     out, show_dir = tmp_path / 'labels', tmp_path / 'show'
     capsys.readouterr()
-    test_tool([config, str(work_dir / 'iter_4.pth'), '--out', str(out),
-               '--show-dir', str(show_dir), *common])
+    test_tool(
+        [
+            config,
+            str(work_dir / 'iter_4.pth'),
+            '--out',
+            str(out),
+            '--show-dir',
+            str(show_dir),
+            *common,
+        ]
+    )
     assert re.search(r'^mIoU \(%\) \d+\.\d\d$', capsys.readouterr().out, re.M)
     labels = [np.array(Image.open(path)) for path in out.glob('*.png')]
     assert len(labels) == 3 and all(1 <= label.min() <= label.max() <= 150 for label in labels)
     assert len(list(show_dir.rglob('*.png'))) == 3
 
 
-CLASSIFIER = '''
+CLASSIFIER = """
 default_scope = 'mmpretrain'
 model = dict(
     type='ImageClassifier',
@@ -115,7 +149,7 @@ default_hooks = dict(
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=2),
     visualization=dict(type='VisualizationHook'))
 visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
-'''
+"""
 
 
 def test_classifier_trains_and_is_scored(train, test_tool, pico_channels, tmp_path, capsys):
@@ -133,10 +167,21 @@ def test_classifier_trains_and_is_scored(train, test_tool, pico_channels, tmp_pa
     train([str(config), '--work-dir', str(work_dir)])
     out, show_dir = tmp_path / 'out.pkl', tmp_path / 'show'
     capsys.readouterr()
-    test_tool([str(config), str(work_dir / 'iter_2.pth'), '--work-dir', str(work_dir),
-               '--out', str(out), '--show-dir', str(show_dir)])
-    accuracy = float(re.search(
-        r'^top-1 accuracy \(%\) (\d+\.\d\d)$', capsys.readouterr().out, re.M)[1])
+    test_tool(
+        [
+            str(config),
+            str(work_dir / 'iter_2.pth'),
+            '--work-dir',
+            str(work_dir),
+            '--out',
+            str(out),
+            '--show-dir',
+            str(show_dir),
+        ]
+    )
+    accuracy = float(
+        re.search(r'^top-1 accuracy \(%\) (\d+\.\d\d)$', capsys.readouterr().out, re.M)[1]
+    )
     # The dumped predictions are those that were scored.
     predictions = pickle.loads(out.read_bytes())
     right = [int(p['pred_label']) == int(p['gt_label']) for p in predictions]

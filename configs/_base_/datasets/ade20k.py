@@ -11,13 +11,14 @@ train_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
-            dict(
-                type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
+            dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
             dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
             dict(type='PhotoMetricDistortion'),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
@@ -33,7 +34,9 @@ val_dataloader = dict(
             dict(type='Resize', scale=(2048, 512), keep_ratio=True),
             dict(type='LoadAnnotations'),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])

@@ -23,19 +23,25 @@ train_dataloader = dict(
                     dict(
                         type='RandomChoiceResize',
                         scales=[(400, 1333), (500, 1333), (600, 1333)],
-                        keep_ratio=True),
+                        keep_ratio=True,
+                    ),
                     dict(
                         type='RandomCrop',
                         crop_type='absolute_range',
                         crop_size=(384, 600),
-                        allow_negative_crop=True),
-                ]),
+                        allow_negative_crop=True,
+                    ),
+                ],
+            ),
             dict(
                 type='RandomChoiceResize',
                 scales=[(short, 1333) for short in range(480, 801, 32)],
-                keep_ratio=True),
+                keep_ratio=True,
+            ),
             dict(type='PackDetInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=2,
@@ -54,12 +60,16 @@ val_dataloader = dict(
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
-        ]))
+                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+            ),
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(
     type='CocoMetric',
     ann_file='data/coco/annotations/instances_val2017.json',
-    metric=['bbox', 'segm'])
+    metric=['bbox', 'segm'],
+)
 test_evaluator = val_evaluator

@@ -9,4 +9,6 @@ train_dataloader = dict(
             dict(type='Resize', scale=(1333, 800), keep_ratio=True),
             dict(type='RandomFlip', prob=0.5),
             dict(type='PackDetInputs'),
-        ]))
+        ]
+    )
+)

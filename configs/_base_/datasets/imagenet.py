@@ -12,8 +12,7 @@ train_dataloader = dict(
         split='train',
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(
-                type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
+            dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
             dict(type='RandomFlip', prob=0.5),
             # timm's rand-m9-mstd0.5-inc1. Colors are BGR here.
             dict(
@@ -23,7 +22,8 @@ train_dataloader = dict(
                 total_level=10,
                 magnitude_level=9,
                 magnitude_std=0.5,
-                hparams=dict(pad_val=[104, 116, 124], interpolation='bicubic')),
+                hparams=dict(pad_val=[104, 116, 124], interpolation='bicubic'),
+            ),
             dict(
                 type='RandomErasing',
                 erase_prob=0.25,
@@ -31,9 +31,12 @@ train_dataloader = dict(
                 min_area_ratio=0.02,
                 max_area_ratio=1 / 3,
                 fill_color=[103.53, 116.28, 123.675],
-                fill_std=[57.375, 57.12, 58.395]),
+                fill_std=[57.375, 57.12, 58.395],
+            ),
             dict(type='PackInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     batch_size=128,
     num_workers=8,
@@ -46,11 +49,17 @@ val_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(
-                type='ResizeEdge', scale=256, edge='short', backend='pillow',
-                interpolation='bicubic'),
+                type='ResizeEdge',
+                scale=256,
+                edge='short',
+                backend='pillow',
+                interpolation='bicubic',
+            ),
             dict(type='CenterCrop', crop_size=224),
             dict(type='PackInputs'),
-        ]))
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(type='Accuracy', topk=(1, 5))

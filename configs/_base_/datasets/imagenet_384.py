@@ -8,5 +8,6 @@ train_dataloader.dataset.pipeline[1].scale = 384
 val_dataloader = _base_.val_dataloader
 val_dataloader.batch_size = 32
 val_dataloader.dataset.pipeline[1:3] = [
-    dict(type='Resize', scale=(384, 384), backend='pillow', interpolation='bicubic')]
+    dict(type='Resize', scale=(384, 384), backend='pillow', interpolation='bicubic')
+]
 test_dataloader = val_dataloader

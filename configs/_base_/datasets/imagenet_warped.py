@@ -4,5 +4,6 @@ _base_ = 'imagenet.py'
 
 val_dataloader = _base_.val_dataloader
 val_dataloader.dataset.pipeline[1] = dict(
-    type='Resize', scale=(256, 256), backend='pillow', interpolation='bicubic')
+    type='Resize', scale=(256, 256), backend='pillow', interpolation='bicubic'
+)
 test_dataloader = val_dataloader

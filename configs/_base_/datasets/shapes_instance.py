@@ -17,9 +17,12 @@ train_dataloader = dict(
             dict(
                 type='RandomFlip',
                 prob=[0.25, 0.25, 0.25],
-                direction=['horizontal', 'vertical', 'diagonal']),
+                direction=['horizontal', 'vertical', 'diagonal'],
+            ),
             dict(type='PackDetInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     batch_size=4,
     num_workers=1,
@@ -39,12 +42,16 @@ val_dataloader = dict(
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
-        ]))
+                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+            ),
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(
     type='CocoMetric',
     ann_file='data/shapes/annotations/instances_validation.json',
-    metric=['bbox', 'segm'])
+    metric=['bbox', 'segm'],
+)
 test_evaluator = val_evaluator

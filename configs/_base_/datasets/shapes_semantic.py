@@ -15,7 +15,9 @@ train_dataloader = dict(
             dict(type='RandomFlip', prob=0.5, direction='horizontal'),
             dict(type='RandomFlip', prob=0.5, direction='vertical'),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=1,
@@ -29,7 +31,9 @@ val_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
             dict(type='PackSegInputs'),
-        ]))
+        ],
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])

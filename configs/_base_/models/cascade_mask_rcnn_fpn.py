@@ -21,12 +21,15 @@ model = dict(
                 bbox_coder=dict(
                     type='DeltaXYWHBBoxCoder',
                     target_means=[0.0, 0.0, 0.0, 0.0],
-                    target_stds=[xy, xy, wh, wh]),
+                    target_stds=[xy, xy, wh, wh],
+                ),
                 reg_decoded_bbox=True,
                 norm_cfg=dict(type='SyncBN'),
-                loss_bbox=dict(type='GIoULoss', loss_weight=10.0))
+                loss_bbox=dict(type='GIoULoss', loss_weight=10.0),
+            )
             for xy, wh in ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
-        ]),
+        ],
+    ),
     train_cfg=dict(
         rpn=dict(allowed_border=0),
         rpn_proposal=dict(max_per_img=2000),
@@ -37,9 +40,13 @@ model = dict(
                     pos_iou_thr=iou,
                     neg_iou_thr=iou,
                     min_pos_iou=iou,
-                    match_low_quality=False),
+                    match_low_quality=False,
+                ),
                 sampler=dict(type='RandomSampler', num=512, pos_fraction=0.25),
                 mask_size=28,
-                pos_weight=-1)
+                pos_weight=-1,
+            )
             for iou in (0.5, 0.6, 0.7)
-        ]))
+        ],
+    ),
+)

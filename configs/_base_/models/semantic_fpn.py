@@ -8,7 +8,8 @@ model = dict(
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
         size=(512, 512),
-        seg_pad_val=255),
+        seg_pad_val=255,
+    ),
     neck=dict(type='FPN', out_channels=256, num_outs=4),
     decode_head=dict(
         type='FPNHead',
@@ -20,5 +21,7 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='SyncBN'),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0)),
-    test_cfg=dict(mode='whole'))
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0),
+    ),
+    test_cfg=dict(mode='whole'),
+)

@@ -8,7 +8,8 @@ model = dict(
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
         size=(512, 512),
-        seg_pad_val=255),
+        seg_pad_val=255,
+    ),
     decode_head=dict(
         type='UPerHead',
         in_index=[0, 1, 2, 3],
@@ -18,7 +19,8 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='SyncBN'),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0)),
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0),
+    ),
     auxiliary_head=dict(
         type='FCNHead',
         in_index=2,
@@ -29,5 +31,7 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='SyncBN'),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=0.4)),
-    test_cfg=dict(mode='whole'))
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=0.4),
+    ),
+    test_cfg=dict(mode='whole'),
+)

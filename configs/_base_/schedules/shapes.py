@@ -8,4 +8,5 @@ optim_wrapper = dict(
     # One fused step: a loop over 230 small parameters costs more than the arithmetic.
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=5.0),
-    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0))
+    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0),
+)

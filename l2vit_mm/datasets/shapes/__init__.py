@@ -8,10 +8,19 @@ Nothing here imports an OpenMMLab package. The classes that read the files are
 :class:`l2vit_mm.datasets.shapes_det.ShapesDetDataset` and
 :class:`l2vit_mm.datasets.shapes_seg.ShapesSegDataset`.
 """
+
 from l2vit_mm.datasets.shapes.metainfo import CLASSES, PALETTE, SEG_CLASSES, SEG_PALETTE, SPLITS
 from l2vit_mm.datasets.shapes.renderer import render
 from l2vit_mm.datasets.shapes.visualization import draw_objects
 from l2vit_mm.datasets.shapes.writer import generate
 
-__all__ = ['CLASSES', 'PALETTE', 'SEG_CLASSES', 'SEG_PALETTE', 'SPLITS', 'draw_objects', 'generate',
-           'render']
+__all__ = [
+    'CLASSES',
+    'PALETTE',
+    'SEG_CLASSES',
+    'SEG_PALETTE',
+    'SPLITS',
+    'draw_objects',
+    'generate',
+    'render',
+]

@@ -3,6 +3,7 @@
 ``python -m l2vit_mm.datasets.shapes.baselines --root data/shapes`` prints the table in
 docs/shapes.md.
 """
+
 import argparse
 import contextlib
 import io
@@ -27,8 +28,9 @@ def _load_instances(root: Path, split: str) -> COCO:
         return COCO(str(root / 'annotations' / f'instances_{split}.json'))
 
 
-def _detection(image: dict[str, Any], category: int, mask: np.ndarray,
-               score: float) -> dict[str, Any]:
+def _detection(
+    image: dict[str, Any], category: int, mask: np.ndarray, score: float
+) -> dict[str, Any]:
     """A detection as a COCO result.
 
     Args:
@@ -41,8 +43,13 @@ def _detection(image: dict[str, Any], category: int, mask: np.ndarray,
         dict: With 'bbox' and 'segmentation'.
     """
     rle = mask_utils.encode(np.asfortranarray(mask, np.uint8))
-    return dict(image_id=image['id'], category_id=category, segmentation=rle,
-                bbox=mask_utils.toBbox(rle).tolist(), score=score)
+    return dict(
+        image_id=image['id'],
+        category_id=category,
+        segmentation=rle,
+        bbox=mask_utils.toBbox(rle).tolist(),
+        score=score,
+    )
 
 
 def predict_whole_image(training: COCO, validation: COCO) -> list[dict[str, Any]]:
@@ -55,8 +62,11 @@ def predict_whole_image(training: COCO, validation: COCO) -> list[dict[str, Any]
     Returns:
         list[dict]: COCO results for the validation images.
     """
-    return [_detection(image, category, np.ones((image['height'], image['width'])), 1.)
-            for image in validation.dataset['images'] for category in training.cats]
+    return [
+        _detection(image, category, np.ones((image['height'], image['width'])), 1.0)
+        for image in validation.dataset['images']
+        for category in training.cats
+    ]
 
 
 def predict_mean_box(training: COCO, validation: COCO) -> list[dict[str, Any]]:
@@ -82,12 +92,11 @@ def predict_mean_box(training: COCO, validation: COCO) -> list[dict[str, Any]]:
             x0, y0, x1, y1 = np.round(box).astype(int)
             mask = np.zeros((image['height'], image['width']))
             mask[y0:y1, x0:x1] = 1
-            detections.append(_detection(image, category, mask, 1.))
+            detections.append(_detection(image, category, mask, 1.0))
     return detections
 
 
-def predict_random_objects(training: COCO, validation: COCO,
-                           seed: int = 0) -> list[dict[str, Any]]:
+def predict_random_objects(training: COCO, validation: COCO, seed: int = 0) -> list[dict[str, Any]]:
     """100 objects of random training images, stretched to the image, with random scores.
 
     Args:
@@ -103,10 +112,14 @@ def predict_random_objects(training: COCO, validation: COCO,
     detections = []
     for image in validation.dataset['images']:
         for index in rng.integers(len(annotations), size=100):
-            mask = cv2.resize(mask_utils.decode(annotations[index]['segmentation']),
-                              (image['width'], image['height']), interpolation=cv2.INTER_NEAREST)
+            mask = cv2.resize(
+                mask_utils.decode(annotations[index]['segmentation']),
+                (image['width'], image['height']),
+                interpolation=cv2.INTER_NEAREST,
+            )
             detections.append(
-                _detection(image, annotations[index]['category_id'], mask, rng.random()))
+                _detection(image, annotations[index]['category_id'], mask, rng.random())
+            )
     return detections
 
 
@@ -152,13 +165,15 @@ def mean_iou(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def _load_label_maps(root: Path, split: str) -> list[np.ndarray]:
     """The PNGs of a split, uint8 (H, W) each."""
-    return [np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))
-            for path in sorted((root / 'annotations' / split).glob('*.png'))]
+    return [
+        np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))
+        for path in sorted((root / 'annotations' / split).glob('*.png'))
+    ]
 
 
 def compute_scores(
-        root: Path,
-        seed: int = 0) -> list[tuple[str, float | None, float | None, float | None]]:
+    root: Path, seed: int = 0
+) -> list[tuple[str, float | None, float | None, float | None]]:
     """Scores all predictors on the validation images.
 
     Args:
@@ -170,12 +185,20 @@ def compute_scores(
     """
     training, validation = _load_instances(root, 'training'), _load_instances(root, 'validation')
     rows: list[tuple[str, float | None, float | None, float | None]] = []
-    for name, predict in (('the whole image as every class', predict_whole_image),
-                          ('the mean training box of each class', predict_mean_box),
-                          ('100 random training objects', predict_random_objects)):
+    for name, predict in (
+        ('the whole image as every class', predict_whole_image),
+        ('the mean training box of each class', predict_mean_box),
+        ('100 random training objects', predict_random_objects),
+    ):
         detections = predict(training, validation)
-        rows.append((name, mean_ap(validation, detections, 'bbox'),
-                     mean_ap(validation, detections, 'segm'), None))
+        rows.append(
+            (
+                name,
+                mean_ap(validation, detections, 'bbox'),
+                mean_ap(validation, detections, 'segm'),
+                None,
+            )
+        )
 
     rng = np.random.default_rng(seed)
     truth = _load_label_maps(root, 'validation')
@@ -183,11 +206,18 @@ def compute_scores(
     others = [others[index] for index in rng.integers(len(others), size=len(truth))]
     for name, predictions in (
         ('background everywhere', [np.ones_like(label) for label in truth]),
-        ('a random class at each pixel',
-         [rng.integers(1, len(SEG_CLASSES) + 1, label.shape) for label in truth]),
-        ('the labels of a random training image',
-         [cv2.resize(label, true.shape[::-1], interpolation=cv2.INTER_NEAREST)
-          for label, true in zip(others, truth, strict=True)])):
+        (
+            'a random class at each pixel',
+            [rng.integers(1, len(SEG_CLASSES) + 1, label.shape) for label in truth],
+        ),
+        (
+            'the labels of a random training image',
+            [
+                cv2.resize(label, true.shape[::-1], interpolation=cv2.INTER_NEAREST)
+                for label, true in zip(others, truth, strict=True)
+            ],
+        ),
+    ):
         rows.append((name, None, None, mean_iou(zip(predictions, truth, strict=True))))
     return rows
 
@@ -195,8 +225,9 @@ def compute_scores(
 def main() -> None:
     """Prints the scores as a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--root', type=Path, default=Path('data/shapes'),
-                        help='folder of the data set')
+    parser.add_argument(
+        '--root', type=Path, default=Path('data/shapes'), help='folder of the data set'
+    )
     args = parser.parse_args()
     if not (args.root / 'shapes.json').is_file():
         sys.exit(f'error: root must be a shapes data set (see docs/shapes.md), got {args.root}')

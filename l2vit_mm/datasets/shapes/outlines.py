@@ -1,4 +1,5 @@
 """The outline of each class, and its pixels."""
+
 import cv2
 import numpy as np
 
@@ -26,14 +27,16 @@ def _crescent() -> np.ndarray:
     inner = np.arctan2(y, x - 0.5)
     outer = np.linspace(outer, 2 * np.pi - outer, 40)
     inner = np.linspace(2 * np.pi - inner, inner, 32)
-    arcs = [np.stack([np.cos(outer), np.sin(outer)], 1),
-            np.stack([0.5 + 0.8 * np.cos(inner), 0.8 * np.sin(inner)], 1)]
+    arcs = [
+        np.stack([np.cos(outer), np.sin(outer)], 1),
+        np.stack([0.5 + 0.8 * np.cos(inner), 0.8 * np.sin(inner)], 1),
+    ]
     return np.concatenate(arcs) + [0.2, 0]
 
 
 def _heart() -> np.ndarray:
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    x = 16 * np.sin(t)**3
+    x = 16 * np.sin(t) ** 3
     y = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
     return np.stack([x, y + 2.5], 1) / 16
 
@@ -79,8 +82,9 @@ def contour_area(contours: list[np.ndarray]) -> float:
     return _polygon_area(contours[0]) - sum(map(_polygon_area, contours[1:]))
 
 
-def coverage(contours: list[np.ndarray], height: int,
-             width: int) -> tuple[tuple[slice, slice], np.ndarray]:
+def coverage(
+    contours: list[np.ndarray], height: int, width: int
+) -> tuple[tuple[slice, slice], np.ndarray]:
     """Anti-aliased fill by the even-odd rule.
 
     Args:
@@ -101,6 +105,9 @@ def coverage(contours: list[np.ndarray], height: int,
     if h == 0 or w == 0:
         return window, np.zeros((h, w), np.float32)
     fine = np.zeros((h * SUPERSAMPLING, w * SUPERSAMPLING), np.uint8)
-    cv2.fillPoly(fine, [np.round((c - (x0, y0)) * SUPERSAMPLING - 0.5).astype(np.int32)
-                        for c in contours], 255)
+    cv2.fillPoly(
+        fine,
+        [np.round((c - (x0, y0)) * SUPERSAMPLING - 0.5).astype(np.int32) for c in contours],
+        255,
+    )
     return window, cv2.resize(fine, (w, h), interpolation=cv2.INTER_AREA).astype(np.float32) / 255

@@ -1,4 +1,5 @@
 """Draws the images: a textured background, distractors, objects, blur and noise."""
+
 import cv2
 import numpy as np
 
@@ -15,8 +16,9 @@ NUM_COLORS = 12  # candidates for the color of an object
 NUM_PLACES = 8  # candidates for its place
 
 
-def _texture(rng: np.random.Generator, height: int, width: int, first: np.ndarray,
-             second: np.ndarray) -> np.ndarray:
+def _texture(
+    rng: np.random.Generator, height: int, width: int, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
     """A gradient, noise, stripes or a checkerboard between two colors.
 
     Args:
@@ -76,8 +78,9 @@ def _contrasting_color(rng: np.random.Generator, behind: np.ndarray) -> np.ndarr
     return candidates[np.argmax(np.minimum(contrast, MIN_CONTRAST))]
 
 
-def _paint(image: np.ndarray, window: tuple[slice, slice], alpha: np.ndarray,
-           fill: np.ndarray) -> None:
+def _paint(
+    image: np.ndarray, window: tuple[slice, slice], alpha: np.ndarray, fill: np.ndarray
+) -> None:
     """Blends a color (3,) or texture (h, w, 3) into a window of the image, in place.
 
     Args:
@@ -108,8 +111,10 @@ def _add_distractors(rng: np.random.Generator, image: np.ndarray) -> None:
             window, alpha = coverage([contour], height, width)
         else:
             y, x = np.ogrid[:height, :width]
-            spread = 2 * rng.uniform(3, 9)**2
-            alpha = np.exp(((x - center[0])**2 + (y - center[1])**2).astype(np.float32) / -spread)
+            spread = 2 * rng.uniform(3, 9) ** 2
+            alpha = np.exp(
+                ((x - center[0]) ** 2 + (y - center[1]) ** 2).astype(np.float32) / -spread
+            )
             window = np.s_[:, :]
         _paint(image, window, alpha, _random_color(rng))
 
@@ -149,8 +154,11 @@ def _visible(owner: np.ndarray, areas: list[float]) -> bool:
     """
     for number, area in enumerate(areas, 1):
         mask = owner == number
-        if (mask.sum() < MIN_VISIBLE * area or np.ptp(np.flatnonzero(mask.any(0))) + 1 < MIN_BOX
-                or np.ptp(np.flatnonzero(mask.any(1))) + 1 < MIN_BOX):
+        if (
+            mask.sum() < MIN_VISIBLE * area
+            or np.ptp(np.flatnonzero(mask.any(0))) + 1 < MIN_BOX
+            or np.ptp(np.flatnonzero(mask.any(1))) + 1 < MIN_BOX
+        ):
             return False
     return True
 
@@ -187,17 +195,17 @@ def _add_objects(rng: np.random.Generator, image: np.ndarray) -> list[tuple[int,
             areas.append(area)
             fill = _contrasting_color(rng, image[window][::3, ::3].reshape(-1, 3))
             if rng.random() < 0.5:
-                fill = _texture(rng, alpha.shape[0], alpha.shape[1], fill,
-                                _similar_color(rng, fill, 60))
+                fill = _texture(
+                    rng, alpha.shape[0], alpha.shape[1], fill, _similar_color(rng, fill, 60)
+                )
             _paint(image, window, alpha, fill)
             break
     return [(label, owner == number) for number, label in enumerate(labels, 1)]
 
 
-def render(seed: int,
-           index: int,
-           split: str = 'training',
-           size: tuple[int, int] = (72, 112)) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+def render(
+    seed: int, index: int, split: str = 'training', size: tuple[int, int] = (72, 112)
+) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
     """Draws one image.
 
     Args:
@@ -219,7 +227,7 @@ def render(seed: int,
         raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
     short = int(rng.integers(size[0], size[1] + 1))
-    long = int(min(round(short * 2**rng.uniform(0, 1)), size[1] * 10 // 7))
+    long = int(min(round(short * 2 ** rng.uniform(0, 1)), size[1] * 10 // 7))
     height, width = (short, long) if rng.random() < 0.5 else (long, short)
 
     first = _random_color(rng)

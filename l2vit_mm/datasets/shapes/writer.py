@@ -1,4 +1,5 @@
 """Writes the data set: JPEGs, COCO instance files and semantic PNGs in ADE20K's layout."""
+
 import json
 import os
 import shutil
@@ -22,8 +23,9 @@ Map = Callable[[Callable, Iterable], Iterable]
 Track = Callable[[tuple[Iterable, int]], Iterable]
 
 
-def _write_image(index: int, folder: Path, seed: int, split: str,
-                 size: tuple[int, int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _write_image(
+    index: int, folder: Path, seed: int, split: str, size: tuple[int, int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Writes one JPEG and its PNG.
 
     Args:
@@ -59,18 +61,28 @@ def _write_image(index: int, folder: Path, seed: int, split: str,
                 segmentation=dict(size=[height, width], counts=rle['counts'].decode()),
                 area=int(mask_utils.area(rle)),
                 bbox=mask_utils.toBbox(rle).tolist(),
-                iscrowd=0))
+                iscrowd=0,
+            )
+        )
     for path, pixels, options in (
         (f'images/{split}/{name}.jpg', image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95]),
-        (f'annotations/{split}/{name}.png', semantic, [])):
+        (f'annotations/{split}/{name}.png', semantic, []),
+    ):
         if not cv2.imwrite(str(folder / path), pixels, options):
             raise OSError(f'could not write {folder / path}')
     entry = dict(id=index + 1, file_name=f'{name}.jpg', height=height, width=width, license=1)
     return entry, annotations
 
 
-def _write_split(folder: Path, split: str, num: int, seed: int, size: tuple[int, int],
-                 run_map: Map, track: Track | None) -> None:
+def _write_split(
+    folder: Path,
+    split: str,
+    num: int,
+    seed: int,
+    size: tuple[int, int],
+    run_map: Map,
+    track: Track | None,
+) -> None:
     """Writes the images, PNGs and COCO file of one split; see :func:`generate`."""
     (folder / 'images' / split).mkdir(parents=True)
     (folder / 'annotations' / split).mkdir(parents=True)
@@ -87,31 +99,42 @@ def _write_split(folder: Path, split: str, num: int, seed: int, size: tuple[int,
         licenses=[dict(id=1, name='Apache-2.0', url='https://www.apache.org/licenses/LICENSE-2.0')],
         images=images,
         annotations=annotations,
-        categories=[dict(id=i, name=name, supercategory='shape')
-                    for i, name in enumerate(CLASSES, 1)])
+        categories=[
+            dict(id=i, name=name, supercategory='shape') for i, name in enumerate(CLASSES, 1)
+        ],
+    )
     (folder / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
 
 
-def _check_arguments(num_train: int, num_val: int, seed: int, size: tuple[int, int],
-                     num_workers: int) -> None:
+def _check_arguments(
+    num_train: int, num_val: int, seed: int, size: tuple[int, int], num_workers: int
+) -> None:
     """Raises ValueError for an argument of :func:`generate` that is out of range."""
-    for name, value, least in (('num_train', num_train, 1), ('num_val', num_val, 1),
-                               ('seed', seed, 0), ('num_workers', num_workers, 1)):
+    for name, value, least in (
+        ('num_train', num_train, 1),
+        ('num_val', num_val, 1),
+        ('seed', seed, 0),
+        ('num_workers', num_workers, 1),
+    ):
         if not isinstance(value, int) or value < least:
             raise ValueError(f'{name} must be an integer of at least {least}, got {value!r}')
     if np.shape(size) != (2,) or not 48 <= size[0] <= size[1]:
-        raise ValueError('size must be the minimum and maximum of the shorter side in pixels, '
-                         f'48 <= minimum <= maximum, got {size}')
+        raise ValueError(
+            'size must be the minimum and maximum of the shorter side in pixels, '
+            f'48 <= minimum <= maximum, got {size}'
+        )
 
 
-def generate(root: str | os.PathLike,
-             num_train: int = 4000,
-             num_val: int = 100,
-             seed: int = 0,
-             size: tuple[int, int] = (72, 112),
-             force: bool = False,
-             num_workers: int = 1,
-             track: Track | None = None) -> bool:
+def generate(
+    root: str | os.PathLike,
+    num_train: int = 4000,
+    num_val: int = 100,
+    seed: int = 0,
+    size: tuple[int, int] = (72, 112),
+    force: bool = False,
+    num_workers: int = 1,
+    track: Track | None = None,
+) -> bool:
     """Writes the data set, unless it is already there.
 
     The files are written under a temporary name beside ``root``, which is renamed when complete::
@@ -145,7 +168,8 @@ def generate(root: str | os.PathLike,
     _check_arguments(num_train, num_val, seed, size, num_workers)
     root = Path(root).resolve()
     parameters = dict(
-        version=VERSION, num_train=num_train, num_val=num_val, seed=seed, size=list(size))
+        version=VERSION, num_train=num_train, num_val=num_val, seed=seed, size=list(size)
+    )
     record = root / 'shapes.json'
     if record.is_file():
         found = json.loads(record.read_text())
@@ -154,7 +178,8 @@ def generate(root: str | os.PathLike,
         if not force:
             raise FileExistsError(
                 f'root must be new or hold shapes with the parameters {parameters}, got {root} '
-                f'with {found}: choose another root, or set force to replace it')
+                f'with {found}: choose another root, or set force to replace it'
+            )
     elif root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise FileExistsError(f'root must be new, empty or a shapes data set, got {root}')
 

@@ -1,4 +1,4 @@
-"""Training steps whose random numbers can be repeated."""
+"""Training steps with reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @HOOKS.register_module()
 class SeedStepHook(Hook):
-    """Seeds each training step by the run's seed, the iteration and the process."""
+    """Seeds each training step with the seed of the run, the iteration and the process rank."""
 
     priority = 'VERY_HIGH'
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: object = None) -> None:
-        """Seeds ``random``, NumPy and torch, on all devices."""
+        """Seeds ``random``, NumPy and torch (all devices)."""
         seed = mixed_seed(runner.seed, runner.iter, get_rank())
         random.seed(seed)
         np.random.seed(seed)

@@ -1,5 +1,4 @@
-"""Whole models from files: what fits is loaded, the published names included; what doesn't is an
-error."""
+"""Strict loading of whole models: a checkpoint that does not fit is an error."""
 
 from __future__ import annotations
 
@@ -24,22 +23,23 @@ if TYPE_CHECKING:
 
 @HOOKS.register_module()
 class StrictLoadHook(Hook):
-    """Checks what ``load_from``, ``--resume`` and tools/test.py load; mmengine would only warn.
+    """Checks what ``load_from``, ``--resume`` and tools/test.py load, where mmengine only warns.
 
-    The checkpoint of a detector, segmentor or classifier is one that was written here, or one whose
-    backbone has the published names. A classifier also takes a published file as it is: a state
-    dict, or what holds one as ``model``, with the backbone's names without prefix, ``head.weight``
-    and ``head.bias``. What is resized, skipped, left as initialized or not finite is logged. A
-    model on another backbone than ours is checked alike; one that is sharded (FSDP) isn't.
+    For a detector, segmentor or classifier the checkpoint must have our names, or the published
+    names for the backbone. A classifier can also load a published file as it is: a state dict, at
+    the top level or as ``model``, with ``head.weight``, ``head.bias`` and the names of the backbone
+    without a prefix. The log says what is resized, skipped, left as initialized or not finite.
+    Models with a backbone of another package are checked too; models under FSDP are not.
 
     Args:
-        initial (Sequence[str]): beginnings of names that keep what they are initialized with, in a
-            run that starts from another one's weights: ``['roi_head.bbox_head.fc_']``, for example,
-            for other classes.
+        initial (Sequence[str]): prefixes of the names of parameters that keep their initial values
+            when a run starts from the weights of another one, for example
+            ``['roi_head.bbox_head.fc_']`` for other classes. Not used when resuming.
 
     Raises:
-        CheckpointError: if the file doesn't fit the model; it lists what is missing, unexpected or
-            of another shape, and says which architecture the file looks like.
+        TypeError: if ``initial`` is a string.
+        CheckpointError: if the file doesn't fit the model, raised when it is loaded. It lists what
+            is missing, unexpected or of another shape, and which architecture the file looks like.
     """
 
     priority = 'VERY_HIGH'  # before hooks that look for checkpoint['state_dict']
@@ -50,20 +50,21 @@ class StrictLoadHook(Hook):
         self.initial = tuple(initial)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Puts the model's own names into ``checkpoint['state_dict']``."""
+        """Renames ``checkpoint['state_dict']`` to the names of the model."""
         if isinstance(runner.model, FullyShardedDataParallel):
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         fit_checkpoint(model, checkpoint, () if runner._resume else self.initial)
 
 
-def fit_checkpoint(model: nn.Module, checkpoint: dict[str, Any],
-                   initial: tuple[str, ...] = ()) -> None:
-    """Puts the names of a detector, segmentor or classifier into ``checkpoint['state_dict']``.
+def fit_checkpoint(
+    model: nn.Module, checkpoint: dict[str, Any], initial: tuple[str, ...] = ()
+) -> None:
+    """Renames ``checkpoint['state_dict']`` to the names of a model, and checks that it fits.
 
     Args:
-        model (nn.Module): the detector, segmentor or classifier.
-        checkpoint (dict): what was loaded; changed.
+        model (nn.Module): a detector, segmentor or classifier.
+        checkpoint (dict): the loaded checkpoint; changed in place.
         initial (tuple[str, ...]): see :class:`StrictLoadHook`.
 
     Raises:
@@ -87,6 +88,6 @@ def fit_checkpoint(model: nn.Module, checkpoint: dict[str, Any],
     report.initialized = [name for name in own if name.startswith(initial) or name in norms]
     loaded.update((name, own[name]) for name in report.initialized)
     report.compare(loaded, own).check_and_log(type(model).__name__, hint)
-    if hasattr(checkpoint.get('state_dict'), '_metadata'):  # versions of modules
+    if hasattr(checkpoint.get('state_dict'), '_metadata'):  # version numbers of modules
         loaded._metadata = checkpoint['state_dict']._metadata  # type: ignore[attr-defined]
     checkpoint['state_dict'] = loaded

@@ -1,4 +1,4 @@
-"""Mixed precision without a GPU: mmengine's AmpOptimWrapper refuses to be built there."""
+"""Mixed precision on the CPU, where mmengine's AmpOptimWrapper can't be built."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class CpuAmpOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """As mmengine's, under autocast."""
+        """As mmengine's, with autocast."""
         with super().optim_context(model), torch.autocast('cpu', dtype=torch.bfloat16):
             yield

@@ -1,5 +1,8 @@
-"""Training strategies. Not imported with l2vit_mm, as mmengine's are in a private module of it: a
-config that has one names this package among its ``custom_imports``."""
+"""Training strategies.
+
+Not imported with l2vit_mm, as they need a private module of mmengine: a config that uses one lists
+``'l2vit_mm.engine.strategies'`` in its ``custom_imports``.
+"""
 
 from l2vit_mm.engine.strategies.sharded import ShardedStrategy, backbone_blocks
 

@@ -1,4 +1,4 @@
-"""How the tokens of a batch of images lie in memory: known to this package alone."""
+"""Memory layouts of the tokens of a batch of images. Only this package knows them."""
 
 from l2vit_mm.layers.layout.base import Layout
 from l2vit_mm.layers.layout.dense import DenseLayout

@@ -1,4 +1,4 @@
-"""How the tokens of a batch of images lie in memory: what blocks may ask."""
+"""The interface through which blocks access the tokens of a batch of images."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from l2vit_mm.layers.layout.window import Window
 
 
 class Layout(ABC):
-    """How the tokens of a batch of images lie in memory, channels last.
+    """Memory layout of the tokens of a batch of images, channels last.
 
-    Blocks hold tokens (..., C) and ask the layout for every other form, so that they are written
-    once: for :class:`DenseLayout`, images of one size, and :class:`PackedLayout`, images of
-    different sizes without padding.
+    Blocks hold tokens (..., C) and ask the layout for every other form (maps, sequences, windows).
+    So they are written once for :class:`DenseLayout`, images of one size, and
+    :class:`PackedLayout`, images of different sizes without padding.
 
     Attributes:
         batch (int): number of images, B.
-        height (int): height of the highest map in tokens, H.
+        height (int): height of the tallest map in tokens, H.
         width (int): width of the widest map in tokens, W.
-        groups (tuple[tuple[int, int, int], ...]): number, height and width of neighboring images of
-            one size.
+        groups (tuple[tuple[int, int, int], ...]): number, height and width of each run of
+            consecutive images of one size.
     """
 
     batch: int
@@ -33,11 +33,11 @@ class Layout(ABC):
 
     @abstractmethod
     def reduced(self, stride: int) -> Layout:
-        """The layout after a convolution with a stride: sizes rounded up."""
+        """The layout after a strided convolution: sizes divided by ``stride`` and rounded up."""
 
     @abstractmethod
     def enlarged(self, factor: int) -> Layout:
-        """The layout of maps that are some times as high and wide."""
+        """The layout of maps that are ``factor`` times as high and as wide."""
 
     # Maps
 
@@ -46,8 +46,8 @@ class Layout(ABC):
         """A batch of maps as tokens.
 
         Args:
-            feature_map (Tensor): (B, C, Y, X), of at least the maps' sizes; what is outside of an
-                image is not read.
+            feature_map (Tensor): (B, C, Y, X), with Y >= H and X >= W; what lies outside an image
+                is not read.
 
         Returns:
             Tensor: (..., C).
@@ -59,36 +59,37 @@ class Layout(ABC):
 
         Args:
             tokens (Tensor): (..., C).
-            height (int): of the batch, in tokens, at least H.
-            width (int): of the batch, in tokens, at least W.
+            height (int): height of the result in tokens, at least H.
+            width (int): width of the result in tokens, at least W.
 
         Returns:
-            Tensor: (B, C, height, width) in channels-last memory, zero outside of an image.
+            Tensor: (B, C, height, width) in channels-last memory, zero outside each image.
         """
 
     @abstractmethod
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
-                  out_layout: Layout | None = None) -> Tensor:
-        """Applies a function to the maps, as a convolution that sees zeros beyond an image.
+    def over_maps(
+        self, function: Callable[[Tensor], Tensor], tokens: Tensor, out_layout: Layout | None = None
+    ) -> Tensor:
+        """Applies a function to the maps, for example a convolution, which sees zeros around them.
 
         Args:
-            function (Callable): (B', C, H', W') maps in channels-last memory to others, in which a
-                position depends on positions nearby alone. It gets all maps at once, padded with
-                zeros right and bottom, or those of one size at a time.
+            function (Callable): takes maps (B', C, H', W') in channels-last memory and returns maps
+                in which a position depends on nearby positions only. It is called once with all
+                maps, zero-padded right and bottom, or once for each size.
             tokens (Tensor): (..., C).
-            out_layout (Layout, optional): the layout of the result. None: this one.
+            out_layout (Layout, optional): the layout of the result. None: this layout.
 
         Returns:
-            Tensor: tokens (..., C') of the maps that the function gave.
+            Tensor: tokens (..., C') of the maps that the function returned.
         """
 
     @abstractmethod
     def channels_first(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., C) as a view (X, C, Y, Z) of no tokens but theirs, for BatchNorm."""
+        """Tokens (..., C) as a view (X, C, Y, Z) without padding, for BatchNorm."""
 
     @abstractmethod
     def channels_last(self, values: Tensor) -> Tensor:
-        """What :meth:`channels_first` gave, as tokens (..., C)."""
+        """The inverse of :meth:`channels_first`: (X, C, Y, Z) to tokens (..., C)."""
 
     # Sequences
 
@@ -98,61 +99,69 @@ class Layout(ABC):
 
     @abstractmethod
     def from_sequences(self, sequences: Tensor) -> Tensor:
-        """What :meth:`to_sequences` gave, as tokens (..., C)."""
+        """The inverse of :meth:`to_sequences`, to tokens (..., C)."""
 
     @abstractmethod
     def cu_seqlens(self, device: torch.device) -> Tensor | None:
-        """Where each image begins, and the last one ends, in packed tokens: (B + 1,), int32. None
-        where the sequences are not packed."""
+        """Cumulative numbers of tokens of the packed images, (B + 1,) int32, beginning with 0.
+
+        None if the sequences are not packed.
+        """
 
     @abstractmethod
     def split(self, tokens: Tensor) -> list[Tensor]:
-        """Tokens (..., C), group by group: (B', H' * W', C) each."""
+        """Tokens (..., C) split into the ``groups``, each (B', H' * W', C)."""
 
     @abstractmethod
     def join(self, sequences: list[Tensor]) -> Tensor:
-        """What :meth:`split` gave, as tokens (..., C)."""
+        """The inverse of :meth:`split`, to tokens (..., C)."""
 
     # Windows
 
     @abstractmethod
     def to_windows(self, tokens: Tensor, window: Window | None) -> tuple[Tensor, Layout]:
-        """Cuts maps, zero-padded right and bottom, into windows, which are small maps.
+        """Cuts maps, zero-padded right and bottom, into windows, which are maps themselves.
 
-        With a shift the padded map is rolled up and to the left before it is cut.
+        With a shift, the padded map is rolled up and to the left before it is cut.
 
         Args:
             tokens (Tensor): (..., C).
-            window (Window, optional): the windows' size and shift. None: whole maps, as they are.
+            window (Window, optional): size and shift of the windows. None: whole maps.
 
         Returns:
-            tuple[Tensor, Layout]: tokens (..., C) of all windows, image by image, row by row, and
-            their layout.
+            tuple[Tensor, Layout]: tokens (..., C) of all windows, image by image and row by row,
+            and their layout.
         """
 
     @abstractmethod
     def from_windows(self, windows: Tensor, window: Window | None) -> Tensor:
-        """What :meth:`to_windows` gave, put together and without the padding: (..., C)."""
+        """The inverse of :meth:`to_windows`, to tokens (..., C) without the padding."""
 
     @abstractmethod
     def window_parts(self, window: Window, device: torch.device) -> Tensor | None:
-        """Which tokens of a shifted window were neighbors before the map was rolled.
+        """The part of the map that each token of a shifted window comes from.
+
+        Rolling the map puts tokens from opposite edges into one window; attention between them is
+        masked.
 
         Returns:
-            Tensor, optional: (windows of all images, h * w): numbers of the parts that each window
-            consists of. None where nothing is shifted.
+            Tensor, optional: (windows of all images, h * w), integers; tokens of a window come from
+            the same part if these are equal. None if nothing is shifted.
         """
 
     # Values per image or per position
 
     @abstractmethod
     def per_image(self, values: Tensor) -> Tensor:
-        """One value per image, (B,), in a shape that broadcasts over the tokens."""
+        """One value per image, (B,), in a shape that broadcasts over the tokens (..., C)."""
 
     @abstractmethod
     def per_position(self, table: Callable[[int, int], Tensor]) -> Tensor:
-        """What depends on a token's position alone, in a shape that broadcasts over the tokens.
+        """Values that depend on the position in the map only.
 
         Args:
-            table (Callable): height and width of a map to an (H, W, C) tensor.
+            table (Callable): takes height and width of a map, returns a tensor (height, width, C).
+
+        Returns:
+            Tensor: in a shape that broadcasts over the tokens (..., C).
         """

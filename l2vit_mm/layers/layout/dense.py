@@ -46,8 +46,9 @@ class DenseLayout(Layout):
     def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
         return tokens.permute(0, 3, 1, 2)
 
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
-                  out_layout: Layout | None = None) -> Tensor:
+    def over_maps(
+        self, function: Callable[[Tensor], Tensor], tokens: Tensor, out_layout: Layout | None = None
+    ) -> Tensor:
         return function(tokens.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def channels_first(self, tokens: Tensor) -> Tensor:
@@ -95,14 +96,14 @@ class DenseLayout(Layout):
         tokens = rearrange(windows, '(b y x) h w c -> b (y h) (x w) c', y=rows, x=columns)
         if any(shift):
             tokens = tokens.roll(tuple(shift), (1, 2))
-        return tokens[:, :self.height, :self.width]
+        return tokens[:, : self.height, : self.width]
 
     def window_parts(self, window: Window, device: torch.device) -> Tensor | None:
         h, w, *shift = window.cut(self.height, self.width)
         if not any(shift):
             return None
         rows, columns = -(-self.height // h), -(-self.width // w)
-        # What was rolled over the edge is in the last rows and columns.
+        # The last rows and columns hold what was rolled over the edge.
         y = torch.arange(rows * h, device=device) >= rows * h - shift[0]
         x = torch.arange(columns * w, device=device) >= columns * w - shift[1]
         parts = rearrange(2 * y[:, None] + x, '(y h) (x w) -> (y x) (h w)', h=h, w=w)

@@ -15,9 +15,9 @@ from l2vit_mm.layers.layout.base import Layout
 from l2vit_mm.layers.layout.dense import DenseLayout
 from l2vit_mm.layers.layout.window import Window
 
-# Numbers in the maps of one size from which on one call for each size takes less time than copies
-# to a padded batch and back: on a CPU a call of a convolution, forward and backward, takes half a
-# millisecond even on the smallest map.
+# From this many numbers per image size, one call for each size is faster than copies to a padded
+# batch and back: on a CPU a convolution, forward and backward, takes half a millisecond even on the
+# smallest map.
 _LARGE = 2**17
 
 
@@ -26,17 +26,17 @@ class PackedLayout(Layout):
     """Tokens (T, C) of images of different sizes, one after the other, without padding.
 
     Args:
-        groups (tuple[tuple[int, int, int], ...]): number, height and width in tokens of neighboring
-            images of one size.
+        groups (tuple[tuple[int, int, int], ...]): number, height and width in tokens of each run of
+            consecutive images of one size.
     """
 
     groups: tuple[tuple[int, int, int], ...]
-    # Index tensors, which every block of a stage asks for.
+    # Index tensors, which every block of a stage needs.
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[tuple[int, int]]) -> PackedLayout:
-        """The layout of images of some heights and widths."""
+        """The layout of images with the given heights and widths in tokens."""
         return cls(tuple((len(list(same)), h, w) for (h, w), same in itertools.groupby(sizes)))
 
     @cached_property
@@ -57,7 +57,7 @@ class PackedLayout(Layout):
         return sum(n * h * w for n, h, w in self.groups)
 
     def reduced(self, stride: int) -> PackedLayout:
-        # Groups that become equal stay apart: those of two layouts of the same images correspond.
+        # Groups of equal size are not merged: the groups of two layouts of the same images match.
         return PackedLayout(tuple((n, -(-h // stride), -(-w // stride)) for n, h, w in self.groups))
 
     def enlarged(self, factor: int) -> PackedLayout:
@@ -75,7 +75,8 @@ class PackedLayout(Layout):
             sizes = self._sizes(device)
             lengths = sizes[:, 0] * sizes[:, 1]
             image = torch.arange(self.batch, device=device).repeat_interleave(
-                lengths, output_size=self.num_tokens)
+                lengths, output_size=self.num_tokens
+            )
             inside = torch.arange(self.num_tokens, device=device)
             inside = inside - (lengths.cumsum(0) - lengths)[image]
             width = sizes[:, 1][image]
@@ -83,7 +84,7 @@ class PackedLayout(Layout):
         return self._cache[device]
 
     def _map_indices(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Where each token is in a flattened (B, height, width) map, (T,)."""
+        """Index of each token in a flattened (B, height, width) map, (T,)."""
         key = 'map', height, width, device
         if key not in self._cache:
             image, y, x = self._positions(device)
@@ -91,7 +92,7 @@ class PackedLayout(Layout):
         return self._cache[key]
 
     def _window_indices(self, window: Window, device: torch.device) -> tuple[Tensor, Layout]:
-        """Where each token is among the windows' tokens, (T,), and the windows' layout."""
+        """Index of each token among those of the windows, (T,), and the layout of the windows."""
         key = window, device
         if key not in self._cache:
             groups, table, start = [], [], 0
@@ -114,30 +115,36 @@ class PackedLayout(Layout):
 
     def from_map(self, feature_map: Tensor) -> Tensor:
         batches = feature_map.split([n for n, _, _ in self.groups])
-        return torch.cat([
-            batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
-            for batch, (_, h, w) in zip(batches, self.groups, strict=True)])
+        return torch.cat(
+            [
+                batch[:, :, :h, :w].permute(0, 2, 3, 1).flatten(0, 2)
+                for batch, (_, h, w) in zip(batches, self.groups, strict=True)
+            ]
+        )
 
     def to_map(self, tokens: Tensor, height: int, width: int) -> Tensor:
         indices = self._map_indices(height, width, tokens.device)
         rows = _Scatter.apply(tokens, indices, self.batch * height * width)
         return rows.view(self.batch, height, width, -1).permute(0, 3, 1, 2)
 
-    def over_maps(self, function: Callable[[Tensor], Tensor], tokens: Tensor,
-                  out_layout: Layout | None = None) -> Tensor:
+    def over_maps(
+        self, function: Callable[[Tensor], Tensor], tokens: Tensor, out_layout: Layout | None = None
+    ) -> Tensor:
         if tokens.numel() < _LARGE * len(self.groups):
             maps = function(self.to_map(tokens, self.height, self.width))
             layout = self if out_layout is None else out_layout
             assert isinstance(layout, PackedLayout)
             indices = layout._map_indices(maps.shape[2], maps.shape[3], maps.device)
             return _Gather.apply(maps.permute(0, 2, 3, 1).flatten(0, 2), indices)
-        groups = (function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
-                  for group, (_, h, w) in zip(self.split(tokens), self.groups, strict=True))
+        groups = (
+            function(group.unflatten(1, (h, w)).permute(0, 3, 1, 2))
+            for group, (_, h, w) in zip(self.split(tokens), self.groups, strict=True)
+        )
         return torch.cat([group.permute(0, 2, 3, 1).flatten(0, 2) for group in groups])
 
     def channels_first(self, tokens: Tensor) -> Tensor:
-        # As one image T high and 1 wide. Not by t(), there and back: between two such views torch
-        # 2.14.1's BatchNorm has a wrong gradient on the CPU.
+        # As one image of height T and width 1. Not by t() and back: between two such views, torch
+        # 2.14.1's BatchNorm computes a wrong gradient on the CPU.
         return tokens[None, :, None].permute(0, 3, 1, 2)
 
     def channels_last(self, values: Tensor) -> Tensor:
@@ -155,14 +162,17 @@ class PackedLayout(Layout):
         key = 'cu_seqlens', device
         if key not in self._cache:
             lengths = (h * w for n, h, w in self.groups for _ in range(n))
-            self._cache[key] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32,
-                                            device=device)
+            self._cache[key] = torch.tensor(
+                [0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device
+            )
         return self._cache[key]
 
     def split(self, tokens: Tensor) -> list[Tensor]:
         parts = tokens.split([n * h * w for n, h, w in self.groups])
-        return [part.unflatten(0, (n, h * w))
-                for part, (n, h, w) in zip(parts, self.groups, strict=True)]
+        return [
+            part.unflatten(0, (n, h * w))
+            for part, (n, h, w) in zip(parts, self.groups, strict=True)
+        ]
 
     def join(self, sequences: list[Tensor]) -> Tensor:
         return torch.cat([group.flatten(0, 1) for group in sequences])
@@ -210,13 +220,17 @@ class PackedLayout(Layout):
 
 
 def _index_in_windows(y: Tensor, x: Tensor, windows: Tensor) -> Tensor:
-    """Where tokens are among the tokens of all windows.
+    """Indices of tokens among the tokens of all windows.
 
     Args:
         y (Tensor): row of each token in its image, (T,).
         x (Tensor): column, (T,).
-        windows (Tensor): for each token, of its image: the first index, height and width of a
-            window, rows and columns of windows, vertical and horizontal shift, (T, 7).
+        windows (Tensor): for the image of each token, (T, 7): the index of its first window's first
+            token, height and width of a window, rows and columns of windows, vertical and
+            horizontal shift.
+
+    Returns:
+        Tensor: (T,).
     """
     first, h, w, rows, columns, shift_y, shift_x = windows.unbind(1)
     y, x = (y - shift_y) % (rows * h), (x - shift_x) % (columns * w)
@@ -224,7 +238,7 @@ def _index_in_windows(y: Tensor, x: Tensor, windows: Tensor) -> Tensor:
 
 
 class _Scatter(torch.autograd.Function):
-    """Rows (T, C) to their indices among others, which are zero."""
+    """Writes rows (T, C) to the given indices of (count, C), which is zero elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, indices: Tensor, count: int) -> Tensor:
@@ -237,8 +251,10 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Rows at some indices, each named once. (Of index_select autograd doesn't know that, and
-    adds.)"""
+    """Rows at the given indices, which are distinct.
+
+    Its backward writes where that of index_select, which can't know this, has to accumulate.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, indices: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The public function of the focused feature map: arguments, checks, and the choice of the
 backend."""
+
 import torch
 from torch import Tensor
 
@@ -8,8 +9,9 @@ from l2vit_mm.ops.extension import use_compiled
 from l2vit_mm.ops.focused_feature_map import reference, registration  # noqa: F401
 
 
-def focused_feature_map(x: Tensor, s: Tensor, power: float = 3, pos: Tensor | None = None, *,
-                        backend: str = 'auto') -> Tensor:
+def focused_feature_map(
+    x: Tensor, s: Tensor, power: float = 3, pos: Tensor | None = None, *, backend: str = 'auto'
+) -> Tensor:
     """Computes FLatten's feature map f(x + pos) over all channels of a token (arXiv 2308.00442)::
 
         u = (relu(x + pos) + 1e-6) / softplus(s)        f = u^power * ||u|| / ||u^power||
@@ -38,16 +40,20 @@ def focused_feature_map(x: Tensor, s: Tensor, power: float = 3, pos: Tensor | No
         raise ValueError(f'x must have shape (..., C) with C at least 1, got {tuple(x.shape)}')
     channels = x.shape[-1]
     if s.ndim == 0 or s.shape[-1] != channels or s.numel() != channels:
-        raise ValueError(f's must have shape ({channels},), optionally with leading 1s, for x '
-                         f'{tuple(x.shape)}, got {tuple(s.shape)}')
+        raise ValueError(
+            f's must have shape ({channels},), optionally with leading 1s, for x '
+            f'{tuple(x.shape)}, got {tuple(s.shape)}'
+        )
     check_device('s', s, 'x', x)
     if pos is not None:
         check_floating('pos', pos)
         check_device('pos', pos, 'x', x)
         shape = _without_leading_ones(pos)
-        if pos.ndim == 0 or pos.shape[-1] != channels or shape != x.shape[x.ndim - len(shape):]:
-            raise ValueError('pos must have a shape that, without leading 1s, is the end of that '
-                             f'of x {tuple(x.shape)}, got {tuple(pos.shape)}')
+        if pos.ndim == 0 or pos.shape[-1] != channels or shape != x.shape[x.ndim - len(shape) :]:
+            raise ValueError(
+                'pos must have a shape that, without leading 1s, is the end of that '
+                f'of x {tuple(x.shape)}, got {tuple(pos.shape)}'
+            )
     check_positive('power', power)
 
     if use_compiled(backend, x.device):

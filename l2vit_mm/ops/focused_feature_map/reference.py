@@ -1,12 +1,14 @@
 """FLatten's feature map in plain PyTorch: the definition and the fallback."""
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from l2vit_mm.ops.precision import no_autocast, widen
 
 
-def focused_feature_map(x: Tensor, s: Tensor, power: float = 3,
-                        pos: Tensor | None = None) -> Tensor:
+def focused_feature_map(
+    x: Tensor, s: Tensor, power: float = 3, pos: Tensor | None = None
+) -> Tensor:
     """Computes FLatten's feature map.
 
     The arguments are those of :func:`l2vit_mm.ops.focused_feature_map`, checked there; s is (C,),

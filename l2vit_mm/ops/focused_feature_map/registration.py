@@ -2,6 +2,7 @@
 
 It takes x (..., C), s of C values, pos (N, C) or None, and the power.
 """
+
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ def _fake(x: Tensor, s: Tensor, pos: Tensor | None, power: float) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _fake_backward(dout: Tensor, x: Tensor, s: Tensor, pos: Tensor | None,
-                   power: float) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    dout: Tensor, x: Tensor, s: Tensor, pos: Tensor | None, power: float
+) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(s)
 
 
@@ -41,6 +43,11 @@ def _flops(*_: Any, **__: Any) -> int:
 
 
 if extension.load_error() is None:
-    library.register_operator('focused_feature_map', fake=_fake, setup_context=_setup_context,
-                              backward=_backward, flops=_flops)
+    library.register_operator(
+        'focused_feature_map',
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+        flops=_flops,
+    )
     library.register_backward('focused_feature_map_backward', fake=_fake_backward, flops=_flops)

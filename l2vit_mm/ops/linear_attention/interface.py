@@ -1,4 +1,5 @@
 """The public functions of linear attention: arguments, checks, and the choice of the backend."""
+
 import torch
 from torch import Tensor
 
@@ -17,11 +18,21 @@ from l2vit_mm.ops.linear_attention import reference, registration
 from l2vit_mm.ops.precision import autocast_enabled, promote
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor | float | None = None,
-                     feature_map: str = 'relu', normalizer: str = 'clamp', denom_min: float = 100.,
-                     eps: float = 1e-6, cu_seqlens: Tensor | None = None,
-                     cu_seqlens_k: Tensor | None = None, valid_hw: Tensor | None = None,
-                     backend: str = 'auto') -> Tensor:
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: Tensor | float | None = None,
+    feature_map: str = 'relu',
+    normalizer: str = 'clamp',
+    denom_min: float = 100.0,
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    valid_hw: Tensor | None = None,
+    backend: str = 'auto',
+) -> Tensor:
     """Computes global linear attention within every image of a batch of images of any sizes.
 
     For every head, with sums over all M keys j of the same image::
@@ -95,8 +106,10 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor | float |
             raise ValueError('cu_seqlens_k must be None without cu_seqlens, got a tensor')
         check_cu_seqlens('cu_seqlens_k', cu_seqlens_k, k)
         if cu_seqlens_k.shape != cu_seqlens.shape:
-            raise ValueError(f'cu_seqlens_k must have shape {tuple(cu_seqlens.shape)} like '
-                             f'cu_seqlens, got {tuple(cu_seqlens_k.shape)}')
+            raise ValueError(
+                f'cu_seqlens_k must have shape {tuple(cu_seqlens.shape)} like '
+                f'cu_seqlens, got {tuple(cu_seqlens_k.shape)}'
+            )
     elif k.shape[0] != q.shape[0]:
         check_cu_seqlens('cu_seqlens', cu_seqlens, k)
     check_valid_hw(valid_hw, q)
@@ -104,18 +117,36 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor | float |
     if use_compiled(backend, q.device):
         _check_head_dims(q.shape[-1], v.shape[-1])
         out: Tensor = torch.ops.l2vit_mm.linear_attention(
-            q, k, v, *_split_scale(scale), _int32(cu_seqlens), _int32(cu_seqlens_k),
-            _int32(valid_hw), feature_map == 'relu', normalizer == 'mean', denom_min, eps)[0]
+            q,
+            k,
+            v,
+            *_split_scale(scale),
+            _int32(cu_seqlens),
+            _int32(cu_seqlens_k),
+            _int32(valid_hw),
+            feature_map == 'relu',
+            normalizer == 'mean',
+            denom_min,
+            eps,
+        )[0]
         return out
-    return reference.linear_attention(q, k, v, scale, feature_map, normalizer, denom_min, eps,
-                                      cu_seqlens, cu_seqlens_k, valid_hw)
+    return reference.linear_attention(
+        q, k, v, scale, feature_map, normalizer, denom_min, eps, cu_seqlens, cu_seqlens_k, valid_hw
+    )
 
 
-def linear_attention_qkvpacked(qkv: Tensor, *, scale: Tensor | float | None = None,
-                               feature_map: str = 'relu', normalizer: str = 'clamp',
-                               denom_min: float = 100., eps: float = 1e-6,
-                               cu_seqlens: Tensor | None = None, valid_hw: Tensor | None = None,
-                               backend: str = 'auto') -> Tensor:
+def linear_attention_qkvpacked(
+    qkv: Tensor,
+    *,
+    scale: Tensor | float | None = None,
+    feature_map: str = 'relu',
+    normalizer: str = 'clamp',
+    denom_min: float = 100.0,
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+    valid_hw: Tensor | None = None,
+    backend: str = 'auto',
+) -> Tensor:
     """Computes :func:`linear_attention` of queries, keys and values stacked in one tensor.
 
     The gradient of the projection is written as one tensor. (The gradients of three views are three
@@ -145,53 +176,80 @@ def linear_attention_qkvpacked(qkv: Tensor, *, scale: Tensor | float | None = No
     if use_compiled(backend, qkv.device):
         _check_head_dims(qkv.shape[-1])
         out: Tensor = torch.ops.l2vit_mm.linear_attention_qkvpacked(
-            qkv, *_split_scale(scale), _int32(cu_seqlens), _int32(valid_hw),
-            feature_map == 'relu', normalizer == 'mean', denom_min, eps)[0]
+            qkv,
+            *_split_scale(scale),
+            _int32(cu_seqlens),
+            _int32(valid_hw),
+            feature_map == 'relu',
+            normalizer == 'mean',
+            denom_min,
+            eps,
+        )[0]
         return out
     q, k, v = qkv.unbind(-3)
-    return reference.linear_attention(q, k, v, scale, feature_map, normalizer, denom_min, eps,
-                                      cu_seqlens, None, valid_hw)
+    return reference.linear_attention(
+        q, k, v, scale, feature_map, normalizer, denom_min, eps, cu_seqlens, None, valid_hw
+    )
 
 
-def _check_options(scale: Tensor | float | None, feature_map: str, normalizer: str,
-                   denom_min: float, eps: float) -> None:
+def _check_options(
+    scale: Tensor | float | None, feature_map: str, normalizer: str, denom_min: float, eps: float
+) -> None:
     check_one_of('feature_map', feature_map, ('relu', 'identity'))
     check_one_of('normalizer', normalizer, ('clamp', 'mean'))
     check_positive('denom_min', denom_min)
     check_positive('eps', eps)
     if scale is not None and not isinstance(scale, Tensor) and not is_number(scale):
-        raise TypeError('scale must be a number, a tensor of one number per head, or None, got '
-                        f'{type(scale).__name__}')
+        raise TypeError(
+            'scale must be a number, a tensor of one number per head, or None, got '
+            f'{type(scale).__name__}'
+        )
 
 
-def _check_layout(name: str, x: Tensor, cu_seqlens: Tensor | None, valid_hw: Tensor | None,
-                  after_tokens: str = 'H, D') -> None:
+def _check_layout(
+    name: str,
+    x: Tensor,
+    cu_seqlens: Tensor | None,
+    valid_hw: Tensor | None,
+    after_tokens: str = 'H, D',
+) -> None:
     if cu_seqlens is not None and valid_hw is not None:
         raise ValueError('valid_hw must be None with cu_seqlens, got both')
-    layout, tokens = (('packed (cu_seqlens)', 'T') if cu_seqlens is not None else
-                      ('padded map (valid_hw)', 'B, Hmax, Wmax') if valid_hw is not None else
-                      ('dense', 'B, N'))
+    layout, tokens = (
+        ('packed (cu_seqlens)', 'T')
+        if cu_seqlens is not None
+        else ('padded map (valid_hw)', 'B, Hmax, Wmax')
+        if valid_hw is not None
+        else ('dense', 'B, N')
+    )
     expected = f'{tokens}, {after_tokens}'
     if x.ndim != expected.count(',') + 1:
-        raise ValueError(f'{name} must have shape ({expected}) in the {layout} layout, got '
-                         f'{tuple(x.shape)}')
+        raise ValueError(
+            f'{name} must have shape ({expected}) in the {layout} layout, got {tuple(x.shape)}'
+        )
     if x.shape[-2] == 0 or x.shape[-1] == 0:
-        raise ValueError(f'{name} must have 1 or more heads of 1 or more channels, got shape '
-                         f'{tuple(x.shape)}')
+        raise ValueError(
+            f'{name} must have 1 or more heads of 1 or more channels, got shape {tuple(x.shape)}'
+        )
 
 
 def _check_shapes_match(q: Tensor, k: Tensor, v: Tensor, same_dims: int) -> None:
     """The first ``same_dims`` dimensions of q and k must be equal, and those of heads and channels;
     all but the channels of k and v."""
     if k.ndim != q.ndim or k.shape[-2:] != q.shape[-2:]:
-        raise ValueError(f'k must have the heads and channels of q, {tuple(q.shape)}, got shape '
-                         f'{tuple(k.shape)}')
+        raise ValueError(
+            f'k must have the heads and channels of q, {tuple(q.shape)}, got shape {tuple(k.shape)}'
+        )
     if k.shape[:same_dims] != q.shape[:same_dims]:
-        raise ValueError(f'k must start with {tuple(q.shape[:same_dims])} like q '
-                         f'{tuple(q.shape)}, got shape {tuple(k.shape)}')
+        raise ValueError(
+            f'k must start with {tuple(q.shape[:same_dims])} like q '
+            f'{tuple(q.shape)}, got shape {tuple(k.shape)}'
+        )
     if v.shape[:-1] != k.shape[:-1]:
-        raise ValueError(f'v must start with {tuple(k.shape[:-1])} like k {tuple(k.shape)}, got '
-                         f'shape {tuple(v.shape)}')
+        raise ValueError(
+            f'v must start with {tuple(k.shape[:-1])} like k {tuple(k.shape)}, got '
+            f'shape {tuple(v.shape)}'
+        )
     if v.shape[-1] == 0:
         raise ValueError(f'v must have 1 or more channels, got shape {tuple(v.shape)}')
 
@@ -201,21 +259,25 @@ def _check_scale(scale: Tensor | float | None, x: Tensor) -> None:
         num_heads = x.shape[-2]
         check_floating('scale', scale)
         if scale.shape != (num_heads,):
-            raise ValueError(f'scale must have shape ({num_heads},), one number per head, got '
-                             f'{tuple(scale.shape)}')
+            raise ValueError(
+                f'scale must have shape ({num_heads},), one number per head, got '
+                f'{tuple(scale.shape)}'
+            )
         check_device('scale', scale, 'the input', x)
 
 
 def _check_head_dims(*dims: int) -> None:
     for dim in dims:
         if dim > registration.MAX_HEAD_DIM:
-            raise ValueError(f'D and Dv must be at most {registration.MAX_HEAD_DIM}, except with '
-                             f"backend='reference', got {dim}")
+            raise ValueError(
+                f'D and Dv must be at most {registration.MAX_HEAD_DIM}, except with '
+                f"backend='reference', got {dim}"
+            )
 
 
 def _split_scale(scale: Tensor | float | None) -> tuple[Tensor | None, float]:
     """Returns the scale as the operators take it: one factor per head or None, and one for all."""
-    return (scale, 1.) if isinstance(scale, Tensor) else (None, 1. if scale is None else scale)
+    return (scale, 1.0) if isinstance(scale, Tensor) else (None, 1.0 if scale is None else scale)
 
 
 def _int32(sizes: Tensor | None) -> Tensor | None:

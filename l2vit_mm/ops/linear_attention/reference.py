@@ -1,4 +1,5 @@
 """Linear attention in plain PyTorch: the definition and the fallback."""
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -6,10 +7,19 @@ from torch import Tensor
 from l2vit_mm.ops.precision import no_autocast, widen
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float | None = None,
-                     feature_map: str = 'relu', normalizer: str = 'clamp', denom_min: float = 100.,
-                     eps: float = 1e-6, cu_seqlens: Tensor | None = None,
-                     cu_seqlens_k: Tensor | None = None, valid_hw: Tensor | None = None) -> Tensor:
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Tensor | float | None = None,
+    feature_map: str = 'relu',
+    normalizer: str = 'clamp',
+    denom_min: float = 100.0,
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    valid_hw: Tensor | None = None,
+) -> Tensor:
     """Computes linear attention, image by image where sizes differ. Shapes: see the interface.
 
     The arguments are those of :func:`l2vit_mm.ops.linear_attention`, checked there.
@@ -23,18 +33,32 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float | No
         bounds_k = bounds_q if cu_seqlens_k is None else cu_seqlens_k.tolist()
         images = zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:], strict=False)
         out = [attend(q[None, a:b], k[None, c:d], v[None, c:d])[0] for a, b, c, d in images]
-        return torch.cat([*out, _zeros(q[bounds_q[-1]:], k, v, scale)])
+        return torch.cat([*out, _zeros(q[bounds_q[-1] :], k, v, scale)])
     if valid_hw is not None:
         height, width = q.shape[1:3]
-        out = [F.pad(attend(*(x[i, :h, :w].flatten(0, 1)[None] for x in (q, k, v)))
-                     .reshape(1, h, w, *v.shape[-2:]), (0, 0, 0, 0, 0, width - w, 0, height - h))
-               for i, (h, w) in enumerate(valid_hw.tolist())]
+        out = [
+            F.pad(
+                attend(*(x[i, :h, :w].flatten(0, 1)[None] for x in (q, k, v))).reshape(
+                    1, h, w, *v.shape[-2:]
+                ),
+                (0, 0, 0, 0, 0, width - w, 0, height - h),
+            )
+            for i, (h, w) in enumerate(valid_hw.tolist())
+        ]
         return torch.cat(out) if out else _zeros(q, k, v, scale)
     return attend(q, k, v)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float | None, feature_map: str,
-            normalizer: str, denom_min: float, eps: float) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Tensor | float | None,
+    feature_map: str,
+    normalizer: str,
+    denom_min: float,
+    eps: float,
+) -> Tensor:
     """Maps (B, N, H, D), (B, M, H, D) and (B, M, H, Dv) to (B, N, H, Dv)."""
     dtype, num_keys = q.dtype, k.shape[1]
     if num_keys == 0:

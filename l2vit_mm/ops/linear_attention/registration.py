@@ -10,6 +10,7 @@ products per token in forward (S, out), four in backward (dq, dS, dk, dv). The p
 which are Dv times fewer, and everything pointwise count 0. All tokens of the tensors count,
 including those in no image, because a formula only knows shapes.
 """
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -40,32 +41,49 @@ def _fake_dscale(scale: Tensor | None, x: Tensor) -> Tensor:
     return x.new_empty(0) if scale is None else torch.empty_like(scale)
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None, factor: float,
-          cu_seqlens: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Tensor | None,
+    factor: float,
+    cu_seqlens: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
     return _fake_output(q, v, cu_seqlens)
 
 
-def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None,
-                   *_: Any) -> tuple[Tensor, ...]:
+def _fake_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
     return *(x.new_empty(x.shape) for x in (q, k, v)), _fake_dscale(scale, q)
 
 
-def _fake_qkvpacked(qkv: Tensor, scale: Tensor | None, factor: float, cu_seqlens: Tensor | None,
-                    *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_qkvpacked(
+    qkv: Tensor, scale: Tensor | None, factor: float, cu_seqlens: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     q = qkv.select(-3, 0)
     return _fake_output(q, q, cu_seqlens)
 
 
-def _fake_qkvpacked_backward(dout: Tensor, qkv: Tensor, scale: Tensor | None,
-                             *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_qkvpacked_backward(
+    dout: Tensor, qkv: Tensor, scale: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
     return qkv.new_empty(qkv.shape), _fake_dscale(scale, qkv)
 
 
 # Autograd
 
 
-def _save(ctx: Any, inputs: Sequence[Tensor], scale: Tensor | None, factor: float,
-          sizes: Sequence[Tensor | None], options: Sequence[Any], output: Sequence[Tensor]) -> None:
+def _save(
+    ctx: Any,
+    inputs: Sequence[Tensor],
+    scale: Tensor | None,
+    factor: float,
+    sizes: Sequence[Tensor | None],
+    options: Sequence[Any],
+    output: Sequence[Tensor],
+) -> None:
     _, state, key_sum = output
     ctx.mark_non_differentiable(state, key_sum)
     ctx.set_materialize_grads(False)
@@ -79,24 +97,25 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> _Gradients:
     if dout is None:
-        return (None, ) * 12
+        return (None,) * 12
     q, k, v, scale, state, key_sum, *sizes = ctx.saved_tensors
     dq, dk, dv, dscale = torch.ops.l2vit_mm.linear_attention_backward(
-        dout, q, k, v, scale, ctx.factor, state, key_sum, *sizes, *ctx.options)
+        dout, q, k, v, scale, ctx.factor, state, key_sum, *sizes, *ctx.options
+    )
     return dq, dk, dv, None if scale is None else dscale, *[None] * 8
 
 
-def _setup_context_qkvpacked(ctx: Any, inputs: tuple[Any, ...],
-                             output: tuple[Tensor, ...]) -> None:
+def _setup_context_qkvpacked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _save(ctx, inputs[:1], inputs[1], inputs[2], inputs[3:5], inputs[5:], output)
 
 
 def _backward_qkvpacked(ctx: Any, dout: Tensor | None, *_: Any) -> _Gradients:
     if dout is None:
-        return (None, ) * 9
+        return (None,) * 9
     qkv, scale, state, key_sum, *sizes = ctx.saved_tensors
     dqkv, dscale = torch.ops.l2vit_mm.linear_attention_qkvpacked_backward(
-        dout, qkv, scale, ctx.factor, state, key_sum, *sizes, *ctx.options)
+        dout, qkv, scale, ctx.factor, state, key_sum, *sizes, *ctx.options
+    )
     return dqkv, None if scale is None else dscale, *[None] * 7
 
 
@@ -133,13 +152,26 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
 
 if extension.load_error() is None:
     MAX_HEAD_DIM = torch.ops.l2vit_mm.max_head_dim()
-    library.register_operator('linear_attention', fake=_fake, setup_context=_setup_context,
-                              backward=_backward, flops=_flops)
-    library.register_backward('linear_attention_backward', fake=_fake_backward,
-                              flops=_flops_backward)
-    library.register_operator('linear_attention_qkvpacked', fake=_fake_qkvpacked,
-                              setup_context=_setup_context_qkvpacked,
-                              backward=_backward_qkvpacked, flops=_flops_qkvpacked)
-    library.register_backward('linear_attention_qkvpacked_backward', fake=_fake_qkvpacked_backward,
-                              flops=_flops_qkvpacked_backward)
+    library.register_operator(
+        'linear_attention',
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+        flops=_flops,
+    )
+    library.register_backward(
+        'linear_attention_backward', fake=_fake_backward, flops=_flops_backward
+    )
+    library.register_operator(
+        'linear_attention_qkvpacked',
+        fake=_fake_qkvpacked,
+        setup_context=_setup_context_qkvpacked,
+        backward=_backward_qkvpacked,
+        flops=_flops_qkvpacked,
+    )
+    library.register_backward(
+        'linear_attention_qkvpacked_backward',
+        fake=_fake_qkvpacked_backward,
+        flops=_flops_qkvpacked_backward,
+    )
     library.register_autocast('linear_attention', _autocast)

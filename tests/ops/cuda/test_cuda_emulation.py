@@ -3,6 +3,7 @@
 AddressSanitizer and UBSan check them; threads and blocks run in random orders. Expected values
 come from the reference in float64, image by image.
 """
+
 import shutil
 import struct
 import subprocess
@@ -21,13 +22,31 @@ HERE = Path(__file__).parent
 KERNELS = Path(l2vit_mm.ops.__file__).parent / 'csrc' / 'cuda'
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]  # in the order of params.h
 TOLERANCES = dict(zip(DTYPES, [1e-12, 1e-5, 6e-4, 5e-3]))
-DIMS = [(1, 1), (5, 5), (8, 8), (16, 16), (32, 32), (33, 33), (48, 48), (64, 64), (100, 100),
-        (128, 128), (256, 256), (16, 48), (48, 16), (5, 130), (130, 5), (256, 8)]
-SIZES = {'dense': [(9, 31)] * 2, 'packed': [(1, 1), (7, 11), (0, 0), (19, 17)],
-         'padded': [(1, 1), (7, 11), (0, 0), (19, 17)]}
+DIMS = [
+    (1, 1),
+    (5, 5),
+    (8, 8),
+    (16, 16),
+    (32, 32),
+    (33, 33),
+    (48, 48),
+    (64, 64),
+    (100, 100),
+    (128, 128),
+    (256, 256),
+    (16, 48),
+    (48, 16),
+    (5, 130),
+    (130, 5),
+    (256, 8),
+]
+SIZES = {
+    'dense': [(9, 31)] * 2,
+    'packed': [(1, 1), (7, 11), (0, 0), (19, 17)],
+    'padded': [(1, 1), (7, 11), (0, 0), (19, 17)],
+}
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')]
 
 
 @pytest.fixture(scope='module')
@@ -36,22 +55,45 @@ def driver(tmp_path_factory):
     folder = tmp_path_factory.mktemp('emulation')
     sources = [*KERNELS.glob('*.cu'), HERE / 'driver.cpp', HERE / 'emulation' / 'emulation.cpp']
     subprocess.run(
-        ['g++', '-std=c++20', '-O2', '-g1', '-fno-strict-aliasing', '-Wall', '-Werror',
-         '-Wno-unknown-pragmas', '-fsanitize=address,undefined', '-fno-sanitize-recover=all',
-         f'-I{HERE / "emulation"}', f'-I{KERNELS}', '-x', 'c++', *sources,
-         '-o', folder / 'driver'], check=True)
+        [
+            'g++',
+            '-std=c++20',
+            '-O2',
+            '-g1',
+            '-fno-strict-aliasing',
+            '-Wall',
+            '-Werror',
+            '-Wno-unknown-pragmas',
+            '-fsanitize=address,undefined',
+            '-fno-sanitize-recover=all',
+            f'-I{HERE / "emulation"}',
+            f'-I{KERNELS}',
+            '-x',
+            'c++',
+            *sources,
+            '-o',
+            folder / 'driver',
+        ],
+        check=True,
+    )
 
     def run(*cases):
         (folder / 'cases').write_bytes(b''.join(case.to_bytes() for case in cases))
-        done = subprocess.run([folder / 'driver', folder / 'cases', folder / 'results'],
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [folder / 'driver', folder / 'cases', folder / 'results'],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr[-8000:]
         results = memoryview((folder / 'results').read_bytes())
         for case in cases:
             for array in case.arrays:
-                array.copy_(torch.frombuffer(bytearray(results[:len(array)]), dtype=torch.uint8)
-                            if len(array) else array)
-                results = results[len(array):]
+                array.copy_(
+                    torch.frombuffer(bytearray(results[: len(array)]), dtype=torch.uint8)
+                    if len(array)
+                    else array
+                )
+                results = results[len(array) :]
         assert not results
 
     return run
@@ -94,6 +136,7 @@ class Call:
     ``results`` returns ``out``, ``dq``, ``dk``, ``dv``, a list of (tokens, H, channels) each, and
     ``dscale`` (H,) where there is a scale.
     """
+
     layout: str = 'dense'
     sizes: list[tuple[int, int]] = ()
     key_sizes: list[tuple[int, int]] | None = None
@@ -102,7 +145,7 @@ class Call:
     dtype: torch.dtype = torch.float32
     relu: bool = True
     mean: bool = False
-    factor: float = 1.
+    factor: float = 1.0
     scale: bool = True
     memory: str = 'contiguous'
     seed: int = 0
@@ -113,8 +156,12 @@ class Call:
         generator = torch.Generator().manual_seed(1000 * self.dims[0] + self.dims[1])
 
         def images(sizes, channels):
-            return [torch.randn(h * w, self.heads, channels, generator=generator,
-                                dtype=torch.float64).to(self.dtype) for h, w in sizes]
+            return [
+                torch.randn(
+                    h * w, self.heads, channels, generator=generator, dtype=torch.float64
+                ).to(self.dtype)
+                for h, w in sizes
+            ]
 
         self.q, self.dout = (images(self.sizes, d) for d in self.dims)
         self.k, self.v = (images(self.key_sizes, d) for d in self.dims)
@@ -132,9 +179,17 @@ class Call:
         dscale = torch.zeros(self.heads, dtype=torch.float64)
         for q, k, v, dout in zip(self.q, self.k, self.v, self.dout):
             inputs = [x.double()[None].requires_grad_() for x in (q, k, v)]
-            out = linear_attention(
-                *inputs, scale, 'relu' if self.relu else 'identity',
-                'mean' if self.mean else 'clamp', self.denom_min, self.eps) * self.factor
+            out = (
+                linear_attention(
+                    *inputs,
+                    scale,
+                    'relu' if self.relu else 'identity',
+                    'mean' if self.mean else 'clamp',
+                    self.denom_min,
+                    self.eps,
+                )
+                * self.factor
+            )
             result['out'].append(out[0].detach())
             inputs += [scale] if self.scale else []
             grads = torch.autograd.grad(out, inputs, dout.double()[None], allow_unused=True)
@@ -149,14 +204,25 @@ class Call:
         case.add(DTYPES.index(self.dtype), self.heads, *self.dims)
         shape, index = self._layout(case, self.sizes)
         key_shape, key_index = self._layout(case, self.key_sizes)
-        case.add(self.relu, self.mean, float(self.denom_min), self.eps, self.factor,
-                 self.scales if self.scale else None)
+        case.add(
+            self.relu,
+            self.mean,
+            float(self.denom_min),
+            self.eps,
+            self.factor,
+            self.scales if self.scale else None,
+        )
         self.outputs = {}
         for names in (('q', 'k', 'v'), ('out',), ('dout',), ('dq', 'dk', 'dv')):
             keys = [name[-1] in 'kv' for name in names]
-            shapes = [(*(key_shape if key else shape), self.heads,
-                       self.dims[name in ('v', 'dv', 'out', 'dout')])
-                      for name, key in zip(names, keys)]
+            shapes = [
+                (
+                    *(key_shape if key else shape),
+                    self.heads,
+                    self.dims[name in ('v', 'dv', 'out', 'dout')],
+                )
+                for name, key in zip(names, keys)
+            ]
             for name, key, tensor in zip(names, keys, self._memory(shapes)):
                 indices = key_index if key else index
                 if name in ('q', 'k', 'v', 'dout'):
@@ -188,8 +254,9 @@ class Call:
             return (total,), [slice(a, b) for a, b in zip(bounds, bounds[1:])]
         height, width = (max(size) + self.tail for size in zip(*sizes))
         case.add(len(sizes), height, width, None, torch.tensor(sizes, dtype=torch.int32))
-        return (len(sizes), height, width), [(i, slice(h), slice(w))
-                                             for i, (h, w) in enumerate(sizes)]
+        return (len(sizes), height, width), [
+            (i, slice(h), slice(w)) for i, (h, w) in enumerate(sizes)
+        ]
 
     def _memory(self, shapes):
         """Returns tensors of NaN."""
@@ -254,49 +321,87 @@ def assert_same(a, b):
 def test_head_sizes(driver, dims):
     # One small image is enough where a token is a lot of work.
     large = max(dims) > 64
-    check(driver, *(Call(layout, [(3, 17)] if large else SIZES[layout], dims=dims,
-                         heads=1 if large else 2, dtype=dtype, tail=layout != 'dense')
-                    for layout, dtype in zip([*SIZES, 'packed'], DTYPES)))
+    check(
+        driver,
+        *(
+            Call(
+                layout,
+                [(3, 17)] if large else SIZES[layout],
+                dims=dims,
+                heads=1 if large else 2,
+                dtype=dtype,
+                tail=layout != 'dense',
+            )
+            for layout, dtype in zip([*SIZES, 'packed'], DTYPES)
+        ),
+    )
 
 
 @pytest.mark.parametrize('layout', SIZES)
 def test_options(driver, layout):
-    check(driver, *(Call(layout, SIZES[layout][:2], relu=relu, mean=mean, scale=scale,
-                         factor=1. if scale else -1.5)
-                    for relu in (True, False) for mean in (True, False)
-                    for scale in (True, False)))
+    check(
+        driver,
+        *(
+            Call(
+                layout,
+                SIZES[layout][:2],
+                relu=relu,
+                mean=mean,
+                scale=scale,
+                factor=1.0 if scale else -1.5,
+            )
+            for relu in (True, False)
+            for mean in (True, False)
+            for scale in (True, False)
+        ),
+    )
 
 
 @pytest.mark.parametrize('memory', ['projection', 'transposed', 'unaligned'])
 def test_strides(driver, memory):
-    calls = [Call(layout, SIZES[layout], dims=(dim, dim), dtype=dtype, memory=memory, tail=2)
-             for layout, dtype, dim in [('dense', torch.float32, 32), ('packed', torch.float16, 40),
-                                        ('padded', torch.bfloat16, 8), ('dense', torch.float64, 3)]]
+    calls = [
+        Call(layout, SIZES[layout], dims=(dim, dim), dtype=dtype, memory=memory, tail=2)
+        for layout, dtype, dim in [
+            ('dense', torch.float32, 32),
+            ('packed', torch.float16, 40),
+            ('padded', torch.bfloat16, 8),
+            ('dense', torch.float64, 3),
+        ]
+    ]
     check(driver, *calls)
     # Other kinds of access, the same numbers.
     for call in calls:
-        plain, = run(driver, replace(call, memory='contiguous'))
+        (plain,) = run(driver, replace(call, memory='contiguous'))
         assert_same(call.results(), plain)
 
 
 def test_keys_of_another_length(driver):
-    check(driver,
-          Call('dense', [(1, 7)] * 3, [(1, 300)] * 3, dims=(16, 24)),
-          Call('dense', [(20, 20)], [(1, 1)], dims=(16, 24), mean=True),
-          Call('packed', [(1, 7), (20, 50), (1, 1)], [(30, 20), (1, 1), (1, 40)], dims=(24, 16)))
+    check(
+        driver,
+        Call('dense', [(1, 7)] * 3, [(1, 300)] * 3, dims=(16, 24)),
+        Call('dense', [(20, 20)], [(1, 1)], dims=(16, 24), mean=True),
+        Call('packed', [(1, 7), (20, 50), (1, 1)], [(30, 20), (1, 1), (1, 40)], dims=(24, 16)),
+    )
 
 
 def test_images_without_queries_or_keys(driver):
     full, none = (5, 60), (0, 0)
-    calls = [Call('packed', [full, none, full, none], [none, full, full, none], tail=3, mean=mean)
-             for mean in (True, False)]
+    calls = [
+        Call('packed', [full, none, full, none], [none, full, full, none], tail=3, mean=mean)
+        for mean in (True, False)
+    ]
     for call in calls:  # tokens without partners are not read
         for images in (call.q, call.dout, call.k, call.v):
             images[0].fill_(torch.nan)
             images[1].fill_(torch.nan)
-    calls += [Call('dense', [full] * 2, [none] * 2), Call('dense', [none] * 2, [full] * 2),
-              Call('dense', [none]), Call('packed', [], tail=70), Call('packed', []),
-              Call('packed', [none] * 3, tail=1)]
+    calls += [
+        Call('dense', [full] * 2, [none] * 2),
+        Call('dense', [none] * 2, [full] * 2),
+        Call('dense', [none]),
+        Call('packed', [], tail=70),
+        Call('packed', []),
+        Call('packed', [none] * 3, tail=1),
+    ]
     for call, results in zip(calls, run(driver, *calls)):
         for name in ('out', 'dq', 'dk', 'dv'):
             for i, image in enumerate(results[name]):
@@ -307,16 +412,22 @@ def test_images_without_queries_or_keys(driver):
         assert results['dscale'].isfinite().all()
 
 
-@pytest.mark.parametrize('call', [
-    # several parts, of several tiles
-    Call('packed', [(1, 3000), (1, 2), (25, 41)], dims=(16, 16), heads=1),
-    Call('padded', [(50, 60), (60, 3)], dims=(32, 32), heads=1, dtype=torch.bfloat16, mean=True),
-    Call('dense', [(1, 1100)], dims=(100, 70), heads=1),
-    # the most parts
-    Call('dense', [(1, 40000)], dims=(3, 3), heads=1),
-    # slots by image, though packed
-    Call('packed', [(1, 1)] * 40, dims=(3, 3), heads=3),
-], ids=['packed', 'padded', 'dense', 'most parts', 'many images'])
+@pytest.mark.parametrize(
+    'call',
+    [
+        # several parts, of several tiles
+        Call('packed', [(1, 3000), (1, 2), (25, 41)], dims=(16, 16), heads=1),
+        Call(
+            'padded', [(50, 60), (60, 3)], dims=(32, 32), heads=1, dtype=torch.bfloat16, mean=True
+        ),
+        Call('dense', [(1, 1100)], dims=(100, 70), heads=1),
+        # the most parts
+        Call('dense', [(1, 40000)], dims=(3, 3), heads=1),
+        # slots by image, though packed
+        Call('packed', [(1, 1)] * 40, dims=(3, 3), heads=3),
+    ],
+    ids=['packed', 'padded', 'dense', 'most parts', 'many images'],
+)
 def test_long_and_many(driver, call):
     check(driver, call)
 
@@ -363,10 +474,11 @@ def test_cu_seqlens_outside_the_tensor(driver):
 @dataclass
 class Map:
     """One call of the focused feature map, forward and backward."""
+
     rows: int
     channels: int
     dtype: torch.dtype = torch.float32
-    power: float = 3.
+    power: float = 3.0
     pos_rows: int = 0
     stride: int = 0  # from row to row; 0: as many as channels
     seed: int = 0
@@ -390,16 +502,34 @@ class Map:
         case = Case('F', self.seed)
         self.out, self.dx = (torch.full_like(self.dout, torch.nan) for _ in range(2))
         self.ds = torch.full_like(self.s, torch.nan)
-        case.add(DTYPES.index(self.dtype), self.rows, self.channels, self.pos_rows or self.rows,
-                 self.power, self.x, 0, 0, 0, 0, 0, 0, self.x.stride(0), self.s, self.pos,
-                 self.out, self.dout, self.dx, self.ds)
+        case.add(
+            DTYPES.index(self.dtype),
+            self.rows,
+            self.channels,
+            self.pos_rows or self.rows,
+            self.power,
+            self.x,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self.x.stride(0),
+            self.s,
+            self.pos,
+            self.out,
+            self.dout,
+            self.dx,
+            self.ds,
+        )
         return case
 
     def check(self):
         x, s = (t.double().requires_grad_() for t in (self.x, self.s))
         pos = None
         if self.pos_rows:
-            pos = self.pos.double().repeat(-(-self.rows // self.pos_rows), 1)[:self.rows]
+            pos = self.pos.double().repeat(-(-self.rows // self.pos_rows), 1)[: self.rows]
         out = focused_feature_map(x, s, self.power, pos)
         dx, ds = torch.autograd.grad(out, (x, s), self.dout.double())
         for name, expected in (('out', out), ('dx', dx), ('ds', ds)):
@@ -412,9 +542,13 @@ class Map:
 @pytest.mark.parametrize('dtype', DTYPES, ids=str)
 def test_focused_map(driver, dtype):
     calls = [Map(37, channels, dtype) for channels in (1, 5, 8, 24, 33, 96, 260)]
-    calls += [Map(70, 40, dtype, power=power) for power in (1., 2.5, 8.)]
-    calls += [Map(50, 24, dtype, pos_rows=7), Map(13, 5, dtype, pos_rows=13, stride=11),
-              Map(20, 32, dtype, stride=96), Map(20, 32, dtype, stride=97)]
+    calls += [Map(70, 40, dtype, power=power) for power in (1.0, 2.5, 8.0)]
+    calls += [
+        Map(50, 24, dtype, pos_rows=7),
+        Map(13, 5, dtype, pos_rows=13, stride=11),
+        Map(20, 32, dtype, stride=96),
+        Map(20, 32, dtype, stride=97),
+    ]
     calls += [Map(0, 8, dtype), Map(1, 8, dtype)]
     driver(*[call.case() for call in calls])
     for call in calls:
@@ -422,9 +556,15 @@ def test_focused_map(driver, dtype):
 
 
 def test_focused_map_of_many_rows_and_channels(driver):
-    calls = [Map(40000, 3), Map(17000, 8, torch.float16),
-             # sums of fewer teams, and of none in shared memory
-             Map(9, 5000), Map(5, 13000), Map(3, 26000), Map(2, 26001, torch.float64)]
+    calls = [
+        Map(40000, 3),
+        Map(17000, 8, torch.float16),
+        # sums of fewer teams, and of none in shared memory
+        Map(9, 5000),
+        Map(5, 13000),
+        Map(3, 26000),
+        Map(2, 26001, torch.float64),
+    ]
     driver(*[call.case() for call in calls])
     for call in calls:
         call.check()
@@ -447,7 +587,7 @@ def test_focused_map_of_large_and_equal_values(driver):
     large, zero = Map(30, 48, torch.float16), Map(30, 48)
     large.x.mul_(15000)
     large.s.abs_().add_(1)  # so that the result fits, too
-    zero.x.fill_(-1.)  # only the 1e-6 remains
+    zero.x.fill_(-1.0)  # only the 1e-6 remains
     driver(large.case(), zero.case())
     assert large.out.isfinite().all() and large.x.max() > 30000
     large.check()
