@@ -19,7 +19,7 @@ help:
 	@echo 'make demo-seg        the same with UPerNet'
 	@echo 'make demo-long       Mask R-CNN from scratch, about an hour'
 	@echo 'make check           lint, types and the tests that train nothing'
-	@echo 'make lint            ruff and clang-format, which change nothing here'
+	@echo 'make lint            the pre-commit hooks: ruff, clang-format, white space'
 	@echo 'make types           mypy'
 	@echo 'make format          apply ruff and clang-format'
 	@echo 'make test            all tests, on both OpenMMLab stacks'
@@ -33,10 +33,9 @@ env:
 env-openmmlab: env
 	@$(PYTHON) tools/setup_env.py --venv $(VENV_OPENMMLAB) --stack openmmlab --torch-from $(VENV)
 
+# As at a commit, but for mypy, which is "types".
 lint: env
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(CXX_FILES) | xargs $(BIN)/clang-format --dry-run -Werror
+	SKIP=mypy PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files --show-diff-on-failure
 
 types: env
 	$(BIN)/mypy

@@ -40,7 +40,7 @@ def mmcv_ext_file(mmcv: ModuleSpec) -> str | None:
 
 
 class _OpsFinder(importlib.abc.MetaPathFinder):
-    """Finds ``mmcv._ext`` in mmcv_ops.py; asked last, so that a compiled one takes precedence.
+    """Finds ``mmcv._ext`` in mmcv_ops/; asked last, so that a compiled one takes precedence.
 
     A finder, not an entry in ``sys.modules``: torchvision is imported only when mmcv's operators
     are, and whoever checks whether mmcv has operators finds them.
@@ -51,7 +51,7 @@ class _OpsFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != 'mmcv._ext':
             return None
-        file = os.path.join(os.path.dirname(__file__), 'mmcv_ops.py')
+        file = os.path.join(os.path.dirname(__file__), 'mmcv_ops', '__init__.py')
         return importlib.util.spec_from_file_location(name, file)
 
 

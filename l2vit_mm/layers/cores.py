@@ -59,10 +59,10 @@ class SharedDepthwiseConv(nn.Conv2d):
     def __init__(self, head_dim: int, kernel_size: int) -> None:
         super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2, groups=head_dim)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         v: Tensor,
-        key_layout: Layout,  # type: ignore[override]
+        key_layout: Layout,
         layout: Layout,
     ) -> Tensor:
         """Values (..., C) of ``key_layout`` to tokens (..., C) of ``layout``.

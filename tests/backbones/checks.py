@@ -234,3 +234,12 @@ CHECKS = [
     for name, check in list(globals().items())
     if getattr(check, '__module__', None) == __name__ and name not in ('make', 'randomized')
 ]
+# Of a test that runs them. Graphs of symbolic sizes take up to half a minute each.
+PARAMS = [
+    pytest.param(
+        check,
+        id=check.__name__,
+        marks=[pytest.mark.slow] if check is compiles_as_one_graph else [],
+    )
+    for check in CHECKS
+]

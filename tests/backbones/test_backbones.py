@@ -22,15 +22,7 @@ DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize(
-    'check',
-    [
-        # Graphs of symbolic sizes take up to half a minute each.
-        pytest.param(check, marks=pytest.mark.slow if check is checks.compiles_as_one_graph else ())
-        for check in checks.CHECKS
-    ],
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize('check', checks.PARAMS)
 def test_check(check, name):
     check(BACKBONES[name])
 
@@ -127,6 +119,7 @@ def _ddp_steps(rank, file):
     dist.destroy_process_group()
 
 
+@pytest.mark.train
 def test_ddp_without_unused_parameters(tmp_path):
     mp.start_processes(_ddp_steps, (str(tmp_path / 'group'),), nprocs=2, start_method='spawn')
 

@@ -30,7 +30,7 @@ def page(tmp_path_factory):
     MODELS._module_dict.pop('MetaFormer')
 
 
-@pytest.mark.parametrize('check', checks.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize('check', checks.PARAMS)
 def test_shared_checks(page, check):
     check(page[0])
 

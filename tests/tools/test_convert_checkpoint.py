@@ -226,6 +226,7 @@ def test_names_of_every_architecture_there_and_back(name):
         assert value.shape == own[key].shape
 
 
+@pytest.mark.slow
 def test_what_is_derived_is_not_kept(tmp_path):
     published = golden.state_dict(GOLDEN['flatten_swin_t'])
     model = FLattenSwin('tiny')
@@ -291,6 +292,7 @@ def test_tasks_and_ema(tmp_path, capsys):
     }
 
 
+@pytest.mark.slow
 def test_half_precision_is_kept(tmp_path):
     state = {
         key: value.half() if value.is_floating_point() else value
