@@ -87,7 +87,7 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     with pytest.raises(
         RuntimeError,
         match=r'fit ImageClassifier: its backbone looks like '
-        r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
+        r'flatten-pvt-v2-b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
         r'\.bias; unexpected: backbone\.stages\.0\.0\.attn\.table; of another shape: '
         r'backbone\.stages\.0\.0\.attn_norm\.weight',
     ):
