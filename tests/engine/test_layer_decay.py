@@ -192,7 +192,7 @@ def test_bad_settings():
         with pytest.raises(ValueError, match=rf'layer_decay_rate must be in \(0, 1\], got {rate}'):
             wrapper(model, layer_decay_rate=rate)
     for missing in ('lr', 'weight_decay'):
-        with pytest.raises(ValueError, match=f'optimizer has no {missing}'):
+        with pytest.raises(ValueError, match=f'optimizer.{missing} must be a number'):
             wrapper(model, **{missing: None}, layer_decay_rate=0.9)
     model.backbone = torch.nn.Conv2d(1, 1, 1)
     with pytest.raises(TypeError, match='get_layer_depth; that of MaskRCNN is a Conv2d'):
