@@ -195,7 +195,7 @@ def test_bad_settings():
         with pytest.raises(ValueError, match=f'optimizer.{missing} must be a number'):
             wrapper(model, **{missing: None}, layer_decay_rate=0.9)
     model.backbone = torch.nn.Conv2d(1, 1, 1)
-    with pytest.raises(TypeError, match='get_layer_depth; that of MaskRCNN is a Conv2d'):
+    with pytest.raises(TypeError, match='get_layer_depth, got a Conv2d in MaskRCNN'):
         wrapper(model, layer_decay_rate=0.9)
     assert len(wrapper(model).optimizer.param_groups) == 2  # which doesn't ask for depths
 
