@@ -14,6 +14,39 @@ _HOW = (
     'to build them, run pip install --no-build-isolation --no-deps . in its source folder '
     '(docs/install.md)'
 )
+# What registration.py of the operators and use_compiled need of the library.
+_NEEDED = (
+    'build_info',
+    'max_head_dim',
+    'linear_attention',
+    'linear_attention_qkvpacked',
+    'focused_feature_map',
+)
+_OLDEST_TORCH = (2, 7)
+
+
+def check_torch(version: str) -> None:
+    """Raises an ImportError for a version of torch that is too old.
+
+    (The package's requirement has no lower bound, which would make installers replace torch.)
+    """
+    if tuple(int(part) for part in version.split('.')[:2]) < _OLDEST_TORCH:
+        raise ImportError(
+            f'torch must be {".".join(map(str, _OLDEST_TORCH))} or later for l2vit_mm, '
+            f'got {version}'
+        )
+
+
+check_torch(torch.__version__)
+
+
+def lacking(operators: object) -> str | None:
+    """Returns why a loaded library is of no use: it was built from other sources, and lacks
+    operators. None if it has all."""
+    names = [name for name in _NEEDED if not hasattr(operators, name)]
+    if not names:
+        return None
+    return f'{_FILE} was built from other sources, it has no {", ".join(names)}; {_HOW}'
 
 
 def _load() -> str | None:
@@ -26,7 +59,7 @@ def _load() -> str | None:
             f'{_FILE} does not load with torch {torch.__version__} '
             f'({error.__cause__ or error}); {_HOW}'
         )
-    return None
+    return lacking(torch.ops.l2vit_mm)
 
 
 _error = _load()

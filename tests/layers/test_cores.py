@@ -144,9 +144,9 @@ def test_focusing_factor():
     'kwargs, message',
     [
         (dict(attention='cosine'), "attention must be one of focused, hydra.*, got 'cosine'"),
-        (dict(kernel_size=0), 'kernel_size must be an odd number from 1, got 0'),
+        (dict(kernel_size=0), 'kernel_size must be a positive odd integer, got 0'),
         (dict(kernel_size=2.5), 'kernel_size must be .*, got 2.5'),
-        (dict(focusing_factor=-1), 'focusing_factor must be a number over 0, got -1'),
+        (dict(focusing_factor=-1), 'focusing_factor must be a positive number, got -1'),
     ],
 )
 def test_bad_arguments(kwargs, message):

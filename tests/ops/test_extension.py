@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,6 +62,23 @@ def test_imports_torch_only():
     result = run('-c', IMPORT, str(Path(l2vit_mm.__file__).parent))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []
+
+
+def test_an_old_torch_is_refused():
+    for version in ('2.7.0', '2.7.0a0+ab', '2.14.1+cu130', '3.0'):
+        extension.check_torch(version)
+    with pytest.raises(ImportError, match='torch must be 2.7 or later for l2vit_mm, got 2.6.1'):
+        extension.check_torch('2.6.1+cpu')
+
+
+@needs_extension
+def test_a_library_of_other_sources_is_not_used():
+    """As after an update without another build."""
+    assert extension.lacking(torch.ops.l2vit_mm) is None
+    old = SimpleNamespace(build_info=None, linear_attention=None, focused_feature_map=None)
+    assert 'built from other sources, it has no max_head_dim, linear_attention_qkvpacked; to ' in (
+        extension.lacking(old)
+    )
 
 
 # The instruction sets
