@@ -87,7 +87,7 @@ def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     with pytest.raises(
         RuntimeError,
         match=r'fit ImageClassifier: its backbone looks like '
-        r'FLattenPVTv2 b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
+        r'flatten-pvt-v2-b0; missing: backbone\.stages\.0\.0\.mlp\.fc1\.bias, head\.fc'
         r'\.bias; unexpected: backbone\.stages\.0\.0\.attn\.table; of another shape: '
         r'backbone\.stages\.0\.0\.attn_norm\.weight',
     ):
@@ -173,11 +173,11 @@ def test_what_does_not_fit_a_detector():
         loaded(Detector(L2ViT('pico')), other)
     with pytest.raises(
         RuntimeError,
-        match=r'fit Detector: a backbone alone is for '
+        match=r'fit Detector: a backbone without heads is loaded with '
         r'model\.backbone\.init_cfg; missing: bbox_head\.bias',
     ):
         loaded(Detector(L2ViT('pico')), L2ViT('pico').state_dict())
-    with pytest.raises(RuntimeError, match='a backbone alone is for .*unexpected: head.fc.bias'):
+    with pytest.raises(RuntimeError, match='without heads is loaded .*unexpected: head.fc.bias'):
         loaded(Detector(FLattenPVTv2('b0')), golden.state_dict(GOLDEN['flatten_pvt_v2_b0']))
     # A backbone that isn't ours.
     with pytest.raises(RuntimeError, match='missing: backbone.bias'):

@@ -44,7 +44,11 @@ def ms_deform_attn_backward(
     grad_attn_weight: Tensor,
     im2col_step: int,
 ) -> None:
-    """Gradients of ``ms_deform_attn_forward``, into tensors of the arguments' shapes."""
+    """Gradients of ``ms_deform_attn_forward``, into tensors of the arguments' shapes.
+
+    Args:
+        grad_output: (B, Q, heads * D).
+    """
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in widen(value, sampling_loc, attn_weight)]
         output = _ms_deform_attn(inputs[0], inputs[1], inputs[2], spatial_shapes)

@@ -1,4 +1,4 @@
-"""Deformable convolutions by torchvision."""
+"""Deformable convolutions, with torchvision."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def deform_conv_backward_input(
     deformable_group: int,
     im2col_step: int,
 ) -> None:
-    """Gradients of ``deform_conv_forward`` for input and offset, into tensors of their shapes."""
+    """Gradients of ``deform_conv_forward`` into gradInput (B, C, H, W) and gradOffset."""
     grads = _deform_conv_backward(
         gradOutput,
         input,
@@ -95,7 +95,7 @@ def deform_conv_backward_parameters(
     scale: float,
     im2col_step: int,
 ) -> None:
-    """``scale`` times the gradient of ``deform_conv_forward`` for the weight, into gradWeight."""
+    """``scale`` times the gradient for the weight, into gradWeight (C', C / group, kH, kW)."""
     kernel = gradWeight.new_zeros(1).expand_as(gradWeight)  # the gradient does not depend on it
     grads = _deform_conv_backward(
         gradOutput,
@@ -168,7 +168,7 @@ def modulated_deform_conv_backward(
     deformable_group: int,
     with_bias: bool,
 ) -> None:
-    """Gradients of ``modulated_deform_conv_forward``, into tensors of the arguments' shapes."""
+    """Gradients of ``modulated_deform_conv_forward``, for example into grad_input (B, C, H, W)."""
     grads = _deform_conv_backward(
         grad_output,
         input,

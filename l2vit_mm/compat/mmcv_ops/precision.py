@@ -1,4 +1,4 @@
-"""In which type the operators compute."""
+"""The data type in which the operators compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoIAlign: the average by torchvision, the maximum by PyTorch."""
+"""RoIAlign: the average with torchvision, the maximum in PyTorch."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def fit_checkpoint(
         guess = looks_like(part) if report.misfit else ''
         hint = f'its backbone looks like {guess}; ' if guess else ''
         if not rest.keys() & own.keys() and own.keys() != loaded.keys():
-            hint += 'a backbone alone is for model.backbone.init_cfg; '
+            hint += 'a backbone without heads is loaded with model.backbone.init_cfg; '
     norms = {f'backbone.{name}' for name in report.initialized}
     report.initialized = [name for name in own if name.startswith(initial) or name in norms]
     loaded.update((name, own[name]) for name in report.initialized)
