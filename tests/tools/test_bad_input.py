@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from l2vit_mm.apis.errors import run
+from l2vit_mm.apis import errors
 from l2vit_mm.backbones import FLattenPVTv2
 
 DETECTOR = 'configs/mask_rcnn_l2vit_t_coco.py'
@@ -21,7 +21,7 @@ def error_of(repo, monkeypatch, tmp_path, capsys):
 
     def run(main, *argv):
         with pytest.raises(SystemExit) as exit_:
-            run(
+            errors.run(
                 lambda: main(
                     [*argv, '--work-dir', str(tmp_path / 'work')]
                     if '--work-dir' not in argv
@@ -170,7 +170,7 @@ def test_options_that_the_config_cannot_follow(train, test_tool, error_of, tmp_p
 
 def last_error_of(main, argv, capsys):
     with pytest.raises(SystemExit) as exit_:
-        run(lambda: main(argv))
+        errors.run(lambda: main(argv))
     assert exit_.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 

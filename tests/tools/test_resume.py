@@ -217,7 +217,7 @@ def test_samples_follow_from_seed_and_place():
 
 def test_the_processes_share_the_places(monkeypatch):
     def seeds(rank, world_size):
-        for name in ('mmengine.dataset.sampler', 'l2vit_mm.engine.resume'):
+        for name in ('mmengine.dataset.sampler', 'l2vit_mm.datasets.seeded'):
             monkeypatch.setattr(f'{name}.get_dist_info', lambda: (rank, world_size))
         sampler = SeededSampler(range(10), dict(type='DefaultSampler'), 1)
         return [(index, index.seed) for index in sampler]
@@ -243,7 +243,7 @@ def test_a_seeded_data_set_is_the_data_set():
 
 def test_steps_are_seeded_by_iteration_and_process(monkeypatch):
     def numbers(seed, iteration, rank):
-        monkeypatch.setattr('l2vit_mm.engine.resume.get_rank', lambda: rank)
+        monkeypatch.setattr('l2vit_mm.engine.hooks.seed_step.get_rank', lambda: rank)
         SeedStepHook().before_train_iter(SimpleNamespace(seed=seed, iter=iteration), 0)
         return random.random(), np.random.rand(), torch.rand(()).item()
 
