@@ -38,7 +38,7 @@ class ValidRegionTensor(Tensor):
             out = func(*args, **(kwargs or {}))
         if not args or not isinstance(args[0], cls) or out is args[0]:
             return out
-        if func in _KEEP_PLACES:
+        if func in _KEEP_POSITIONS:
             return cls.of(out, args[0].valid_hw)
         if func is Tensor.__getitem__:
             valid_hw = _sizes_in_crop(args[0], args[1])
@@ -46,7 +46,7 @@ class ValidRegionTensor(Tensor):
         return out
 
 
-_KEEP_PLACES = {
+_KEEP_POSITIONS = {
     Tensor.to,
     Tensor.cuda,
     Tensor.cpu,
