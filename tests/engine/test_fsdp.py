@@ -81,6 +81,7 @@ def test_config_is_the_ordinary_one_but_for_the_sharding(tmp_path):
     cfg = load('mask_rcnn_l2vit_b_coco_fsdp.py')
     strategy = cfg.pop('strategy')
     assert RUNNERS.get(cfg.pop('runner_type')) is FlexibleRunner
+    assert cfg.custom_imports.imports.pop() == 'l2vit_mm.engine.strategies'
     assert cfg.to_dict() == load('mask_rcnn_l2vit_b_coco.py').to_dict()
     built = STRATEGIES.build(strategy, default_args=dict(work_dir=str(tmp_path)))
     assert type(built) is ShardedStrategy and built._is_full_state_dict()

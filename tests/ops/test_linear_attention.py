@@ -316,6 +316,7 @@ def away_from_zero(*shape, device='cpu'):
     return torch.where(torch.rand(shape, device=device) < 0.5, -x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'normalizer, clamped',
     [('clamp', 'some'), ('clamp', 'all'), ('clamp', 'none'), ('mean', 'none')],

@@ -407,7 +407,7 @@ def test_a_difference_is_noticed(tmp_path, monkeypatch, capsys):
 
         with monkeypatch.context() as patch:
             patch.setattr(convert, 'convert', other)
-            assert f'{file} and what was made of it differ in {changed}' in error_of(
+            assert f'{file} and the converted file differ in {changed}' in error_of(
                 capsys, file, tmp_path / 'out.pth'
             )
     assert [path.name for path in tmp_path.iterdir()] == ['file.pth']
