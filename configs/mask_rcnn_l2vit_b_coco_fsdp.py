@@ -8,8 +8,8 @@ custom_imports = dict(imports=['l2vit_mm', 'l2vit_mm.engine.strategies'])
 runner_type = 'FlexibleRunner'  # mmengine's Runner knows no strategies
 strategy = dict(
     type='ShardedStrategy',
-    # Checkpoints are those of mask_rcnn_l2vit_b_coco.py, for tools/test.py on one GPU for example. (By
-    # default each process writes its own shards.)
+    # Checkpoints are those of mask_rcnn_l2vit_b_coco.py, for tools/test.py on one GPU for example.
+    # (By default each process writes its own shards.)
     state_dict_cfg='full',
     model_wrapper=dict(
         type='MMFullyShardedDataParallel',
