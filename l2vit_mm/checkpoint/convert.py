@@ -118,7 +118,7 @@ def convert(
     if task == 'backbone':
         report.skipped += top_level(rest)
         rest = {}
-    check_and_log(model, part, report, name)
+    check_and_log(model, part, adapted, report, name)
 
     for key in report.initialized:  # these are not from the file
         del adapted[key]

@@ -63,13 +63,18 @@ def adapt(backbone: BaseBackbone, state: Mapping[str, Any]) -> tuple[dict[str, A
 
 
 def check_and_log(
-    backbone: BaseBackbone, state: Mapping[str, Any], report: LoadReport, name: str | None = None
+    backbone: BaseBackbone,
+    state: Mapping[str, Any],
+    adapted: Mapping[str, Any],
+    report: LoadReport,
+    name: str | None = None,
 ) -> None:
     """Logs the report of :func:`adapt`.
 
     Args:
         backbone (BaseBackbone): the backbone.
         state (dict): what :func:`adapt` was given.
+        adapted (dict): the state dict that it returned.
         report (LoadReport): its report.
         name (str, optional): the backbone's name in the log. None: the name of its class.
 
@@ -78,7 +83,7 @@ def check_and_log(
     """
     guess = looks_like(state) if report.misfit else ''
     hint = f'it looks like {guess}; ' if guess else ''
-    report.check_and_log(name or type(backbone).__name__, hint)
+    report.check_and_log(name or type(backbone).__name__, adapted, hint)
 
 
 def adapt_before_loading(
@@ -143,7 +148,7 @@ def load_pretrained(
             part, rest = state, {}
     adapted, report = adapt(backbone, part)
     report.skipped += top_level(rest)
-    check_and_log(backbone, part, report)
+    check_and_log(backbone, part, adapted, report)
     backbone.load_state_dict(adapted)
     return report
 

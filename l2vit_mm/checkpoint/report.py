@@ -57,7 +57,6 @@ class LoadReport:
             if getattr(loaded[name], 'shape', None) != own[name].shape
         )
         self.loaded = [name for name in loaded if name not in self.initialized]
-        self.not_finite = not_finite(loaded)
         return self
 
     @property
@@ -70,11 +69,12 @@ class LoadReport:
         }
         return '; '.join(f'{kind}: {", ".join(names)}' for kind, names in kinds.items() if names)
 
-    def check_and_log(self, model: str, hint: str = '') -> None:
+    def check_and_log(self, model: str, loaded: Mapping[str, Any], hint: str = '') -> None:
         """Logs what became of the tensors.
 
         Args:
             model (str): name of the model.
+            loaded (dict): as in :meth:`compare`; looked through for what is not finite.
             hint (str): text that precedes the list in the error.
 
         Raises:
@@ -82,6 +82,7 @@ class LoadReport:
         """
         if self.misfit:
             raise CheckpointError(f'the checkpoint does not fit {model}: {hint}{self.misfit}')
+        self.not_finite = not_finite(loaded)
         lines = [f'{model}: {len(self.loaded)} tensors loaded']
         for kind, names in (
             ('resized', self.resized),

@@ -128,6 +128,17 @@ def loading_is_strict(cls):
         make(cls).load_state_dict({**state, 'stages.0.0.rpe': torch.zeros(3)})
 
 
+def loads_without_memory(cls):
+    """On the meta device, as where a sharded model is made."""
+    state = make(cls).state_dict()
+    with torch.device('meta'):
+        model = make(cls)
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict(state, assign=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
 def recomputation_gives_the_same_gradients(cls):
     image = torch.randn(2, 3, 40, 40)
     grads = []

@@ -87,7 +87,7 @@ def fit_checkpoint(
     norms = {f'backbone.{name}' for name in report.initialized}
     report.initialized = [name for name in own if name.startswith(initial) or name in norms]
     loaded.update((name, own[name]) for name in report.initialized)
-    report.compare(loaded, own).check_and_log(type(model).__name__, hint)
+    report.compare(loaded, own).check_and_log(type(model).__name__, loaded, hint)
     if hasattr(checkpoint.get('state_dict'), '_metadata'):  # version numbers of modules
         loaded._metadata = checkpoint['state_dict']._metadata  # type: ignore[attr-defined]
     checkpoint['state_dict'] = loaded
