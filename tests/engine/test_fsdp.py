@@ -18,15 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import l2vit_mm  # noqa: F401  (before any toolbox)
 from l2vit_mm.apis.config import load_config
-from l2vit_mm.backbones import (
-    FLattenCSWin,
-    FLattenDeiT,
-    FLattenPVT,
-    FLattenPVTv2,
-    FLattenSwin,
-    L2ViT,
-)
+from l2vit_mm.backbones import L2ViT
 from l2vit_mm.engine.strategies import ShardedStrategy
+from l2vit_mm.registry import registered_backbones
+from tests.backbones.checks import make
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 cuda = [
@@ -56,19 +51,9 @@ def group_of_one(request, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore:FSDP')
-@pytest.mark.parametrize(
-    'make, arch',
-    [
-        (L2ViT, 'pico'),
-        (FLattenSwin, 'tiny'),
-        (FLattenCSWin, 'tiny'),
-        (FLattenPVT, 'tiny'),
-        (FLattenPVTv2, 'b0'),
-        (FLattenDeiT, 'tiny'),
-    ],
-)
-def test_units_are_the_blocks(make, arch, group_of_one):
-    model = nn.ModuleDict(dict(backbone=make(arch), head=nn.Linear(2, 2)))
+@pytest.mark.parametrize('cls', registered_backbones().values(), ids=lambda cls: cls.__name__)
+def test_units_are_the_blocks(cls, group_of_one):
+    model = nn.ModuleDict(dict(backbone=make(cls), head=nn.Linear(2, 2)))
     blocks = [block for stage in model['backbone'].stages for block in stage]
     wrapper = load('mask_rcnn_l2vit_b_coco_fsdp.py').strategy.model_wrapper
     whole = MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model, device_id='cpu'))

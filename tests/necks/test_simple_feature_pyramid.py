@@ -83,7 +83,7 @@ def test_bad_arguments(kwargs, message):
 
 
 def test_bad_map():
-    with pytest.raises(ValueError, match=r'inputs\[-1\] must have the shape \(B, 8, h, w\), got'):
+    with pytest.raises(ValueError, match=r'inputs\[-1\] must have shape \(B, 8, h, w\), got'):
         SimpleFeaturePyramid(8)((torch.zeros(1, 4, 2, 2),))
 
 
