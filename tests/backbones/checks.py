@@ -236,7 +236,7 @@ def unknown_arguments(cls):
 
 def bad_images(cls):
     for shape in [(1, 4, 32, 32), (3, 32, 32), (1, 3, 0, 32), (1, 3, 32, 0)]:
-        with pytest.raises(ValueError, match=r'x must have the shape \(B, 3, h >= 1, w >= 1\)'):
+        with pytest.raises(ValueError, match=r'x must have shape \(B, 3, h >= 1, w >= 1\)'):
             make(cls)(torch.zeros(shape))
 
 
