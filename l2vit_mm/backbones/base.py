@@ -179,8 +179,7 @@ class BaseBackbone(BaseModule, ABC):
         """
         if x.ndim != 4 or x.shape[1] != self.in_channels or 0 in x.shape[2:]:
             raise ValueError(
-                f'x must have shape (B, {self.in_channels}, h >= 1, w >= 1), got '
-                f'{tuple(x.shape)}'
+                f'x must have shape (B, {self.in_channels}, h >= 1, w >= 1), got {tuple(x.shape)}'
             )
         if hasattr(x, 'valid_hw'):
             valid_hw = x.valid_hw if valid_hw is None else valid_hw
